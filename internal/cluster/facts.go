@@ -22,6 +22,8 @@ type String = unique.Handle[string]
 // Intern returns the one String of s.
 func Intern(s string) String { return unique.Make(s) }
 
+func internHints(h HintSet) Hints { return unique.Make(h) }
+
 // Service is what matters of a v1.Service. Addresses and prefixes that do not
 // parse are left out and listed in Problems.
 type Service struct {
@@ -124,6 +126,7 @@ type Node struct {
 	// Deleting: a deletion timestamp is set, or the cluster autoscaler's taint
 	// ToBeDeletedByClusterAutoscaler.
 	Deleting bool
+	Problems []Problem
 }
 
 // Problem is a field of an object that cannot be used as it stands.
