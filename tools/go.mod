@@ -2,6 +2,14 @@ module github.com/svcproxy/svcproxy/tools
 
 go 1.26.0
 
+// What the tests build from source: the real control plane in front of the
+// binary, and upstream's kube-proxy to compare with. scripts/tools builds them.
+tool (
+	go.etcd.io/etcd/server/v3
+	k8s.io/kubernetes/cmd/kube-apiserver
+	k8s.io/kubernetes/cmd/kube-proxy
+)
+
 require (
 	go.etcd.io/etcd/server/v3 v3.7.0
 	k8s.io/kubernetes v1.37.2
