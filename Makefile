@@ -1,0 +1,89 @@
+# svcproxy. "make" alone lists the tasks. A task installs what it needs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Package tests and tools install to the sbin folders, which PATH may lack.
+export PATH := $(PATH):/usr/sbin:/sbin
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# What demo, lab and bench act on; set on the command line.
+MODE ?= iptables
+SCENARIO ?= testdata/scenarios/clusterip.txtar
+# Arguments for "go test" of make test, as in: make test ARGS='-run ClusterIP'
+ARGS ?=
+# What bench compares with: name=command, see bench/README.md.
+AGAINST ?= kube-proxy
+ROUNDS ?= 3
+
+GO_TEST := go test -json -timeout 20m
+
+.PHONY: help
+help: ## list the tasks
+	@echo "usage: make TASK"
+	@echo
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "demo, test, test-cluster, lab and bench make network namespaces and need root;"
+	@echo "they touch no interface, rule or setting outside of these."
+
+.PHONY: packages
+packages: ## install the Debian packages that building and testing need
+	@scripts/debian-packages
+	@scripts/check-go
+
+.PHONY: root
+root:
+	@[ "$$(id -u)" -eq 0 ] || { echo "This makes network namespaces and needs root: sudo -E env PATH=\"\$$PATH\" make $(MAKECMDGOALS)" >&2; exit 1; }
+
+.PHONY: build
+build: ## build bin/svcproxy, static and stripped
+	@scripts/check-go
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/svcproxy
+
+.PHONY: demo
+demo: packages root build ## serve a small cluster in one mode (MODE=iptables) and show who answers
+	@bin/svcproxy demo --mode $(MODE)
+
+.PHONY: test
+test: packages root ## vet, unit and kernel tests, all scenarios in every mode (rings 1 to 6)
+	go vet ./...
+	$(GO_TEST) $(ARGS) ./... | go run ./test/verdict -title 'rings 1 to 6' -expected-skips test/expected-skips
+
+.PHONY: test-cluster
+test-cluster: tools test ## the same, then the binary behind a real API server (ring 7)
+	go vet -tags cluster ./test/cluster
+	set -- $$(scripts/tools etcd kube-apiserver); \
+	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 $(GO_TEST) -tags cluster ./test/cluster \
+		| go run ./test/verdict -title 'ring 7' -expected-skips test/expected-skips
+
+.PHONY: race
+race: packages ## the tests of the concurrent packages under the race detector
+	CGO_ENABLED=1 go test -race -json -timeout 20m $(RACE) | go run ./test/verdict -title 'race detector' -expected-skips test/expected-skips
+
+RACE := ./internal/plan/... ./internal/planner/... ./internal/delta/... ./internal/cluster/... ./internal/dataplane/... ./internal/health/... ./internal/metrics/... ./internal/config/...
+
+.PHONY: tools
+tools: packages ## build etcd, kube-apiserver and upstream's kube-proxy at their pinned versions
+	@scripts/tools etcd kube-apiserver kube-proxy >/dev/null
+
+.PHONY: lint
+lint: packages ## formatting, linters and import rules
+	"$$(scripts/tools golangci-lint)" run ./...
+	go test -count=1 ./internal/arch
+
+.PHONY: lab
+lab: packages root build ## run one scenario and keep its hosts (SCENARIO=FILE MODE=iptables)
+	go run ./cmd/scenario --mode $(MODE) --keep $(SCENARIO)
+
+.PHONY: bench
+bench: packages root build ## measure against another proxy in one run (AGAINST=kube-proxy ROUNDS=3)
+	go run ./bench compare --rounds $(ROUNDS) --against $(AGAINST)
+
+.PHONY: clean
+clean: ## remove what was built here; the tools' cache stays
+	rm -rf bin dist
