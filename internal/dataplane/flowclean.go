@@ -1,0 +1,135 @@
+package dataplane
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+// flowCleaner removes stale UDP flows after the kernel was programmed, on its own
+// goroutine: a table of a million flows takes a while to walk, and the next sync
+// does not wait for it.
+type flowCleaner struct {
+	table FlowTable
+	stats Stats
+	log   *slog.Logger
+	wake  chan struct{}
+
+	mu      sync.Mutex // guards all below
+	due     flowChecks
+	node    *plan.Node // the newest
+	running bool
+	deleted uint64
+	lastErr error
+}
+
+func newFlowCleaner(t FlowTable, s Stats, log *slog.Logger) *flowCleaner {
+	return &flowCleaner{table: t, stats: s, log: log, wake: make(chan struct{}, 1), due: flowChecks{}}
+}
+
+// add takes up an update that is in the kernel. After the first full sync of a
+// process every UDP Service port is looked at, because endpoints may have changed
+// while none ran; if nothing did, nothing is deleted.
+func (c *flowCleaner) add(u *plan.Update, first bool) {
+	c.mu.Lock()
+	c.node = u.Plan.Node
+	c.due.add(u, first)
+	work := len(c.due) > 0
+	c.mu.Unlock()
+	if !work {
+		return
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *flowCleaner) status() FlowStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := FlowStatus{Pending: c.running || len(c.due) > 0, Deleted: c.deleted}
+	if c.lastErr != nil {
+		s.LastError = c.lastErr.Error()
+	}
+	return s
+}
+
+func (c *flowCleaner) run(ctx context.Context) {
+	var retry <-chan time.Time
+	failures := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		case <-retry:
+		}
+		retry = nil
+		err := c.clean(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			failures = 0
+			continue
+		}
+		pause := backoff(failures, time.Second, time.Minute, nil)
+		failures++
+		retry = time.After(pause)
+		c.log.Warn("stale UDP flows could not be removed", "error", err, "failures", failures, "retry", pause)
+	}
+}
+
+// clean does what is due. What fails stays due.
+func (c *flowCleaner) clean(ctx context.Context) error {
+	c.mu.Lock()
+	due, node := c.due, c.node
+	c.due, c.running = flowChecks{}, true
+	c.mu.Unlock()
+
+	var failed error
+	for _, f := range plan.Families {
+		rules := due.rules(f, node)
+		if len(rules) == 0 {
+			continue
+		}
+		start := time.Now()
+		var deleted int
+		err := guard("remove stale UDP flows", func() (err error) {
+			deleted, err = c.table.DeleteUDP(ctx, slices.SortedFunc(maps.Keys(rules), netip.AddrPort.Compare), rules.stale)
+			return err
+		})
+		c.stats.Observe("conntrack_reconciler_sync_duration_seconds", time.Since(start).Seconds(), f.String())
+		c.stats.Add("conntrack_reconciler_deleted_entries_total", float64(deleted), f.String())
+		if deleted > 0 {
+			c.log.Info("stale UDP flows removed", "family", f, "flows", deleted)
+		}
+		c.mu.Lock()
+		c.deleted += uint64(deleted)
+		c.mu.Unlock()
+		if err != nil {
+			failed = err
+			continue
+		}
+		maps.DeleteFunc(due, func(id plan.ID, _ flowCheck) bool { return id.Family == f })
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running, c.lastErr = false, failed
+	for id, old := range due { // what failed, under what came meanwhile
+		if now, ok := c.due[id]; ok {
+			c.due[id] = old
+			c.due.merge(id, now, c.node)
+			continue
+		}
+		c.due[id] = old
+	}
+	return failed
+}
