@@ -34,22 +34,22 @@ type Service struct {
 	// ClusterIPs are spec.clusterIPs (or clusterIP), at most one per family;
 	// empty for a headless Service.
 	ClusterIPs   []netip.Addr
-	Headless     bool // clusterIP None
 	ExternalIPs  []netip.Addr
 	Ingress      []Ingress      // status.loadBalancer.ingress entries with an ip
 	SourceRanges []netip.Prefix // spec.loadBalancerSourceRanges
 	Ports        []ServicePort
 	// Affinity is the ClientIP affinity's timeout, 0 for none.
-	Affinity            time.Duration
-	ExternalLocal       bool // externalTrafficPolicy: Local
-	InternalLocal       bool // internalTrafficPolicy: Local
-	HealthCheckNodePort uint16
+	Affinity time.Duration
 	// ProxyName is the label service.kubernetes.io/service-proxy-name; a present
 	// but empty label counts, as HasProxyName.
-	ProxyName    string
-	HasProxyName bool
-	// DNS: label k8s-app=kube-dns, or a port 53 in kube-system: needed first.
-	DNS bool
+	ProxyName           string
+	HasProxyName        bool
+	Headless            bool // clusterIP None
+	ExternalLocal       bool // externalTrafficPolicy: Local
+	InternalLocal       bool // internalTrafficPolicy: Local
+	DNS                 bool // label k8s-app=kube-dns, or a port 53 in kube-system: needed first
+	HealthCheckNodePort uint16
+	source              uint16 // set by the Sink; decides which of one name is in force
 	// Annotations are those under svcproxy.io/, nil for most.
 	Annotations map[string]string
 	Problems    []Problem
@@ -73,14 +73,19 @@ type ServicePort struct {
 // family of a classic Endpoints object.
 type Slice struct {
 	Name      Name
-	Service   string // the Service's name, in the same namespace
+	Service   string // the Service's name, in the same namespace; "" if it names none
 	IPv6      bool   // addressType
+	source    uint16 // set by the Sink; orders slices of one name
 	Ports     []SlicePort
 	Endpoints []Endpoint
 	// Trigger is the annotation endpoints.kubernetes.io/last-change-trigger-time,
 	// zero if absent or malformed.
 	Trigger  time.Time
 	Problems []Problem
+}
+
+func (sl *Slice) serviceName() Name {
+	return Name{Namespace: sl.Name.Namespace, Name: sl.Service}
 }
 
 // SlicePort is one port that all endpoints of a slice have.
@@ -90,11 +95,11 @@ type SlicePort struct {
 	Port     uint16
 }
 
-// Endpoint is one endpoint of a slice, by its first address.
+// Endpoint is one endpoint of a slice, by its first address. Its own zone is not
+// kept: only hints decide.
 type Endpoint struct {
 	Addr  netip.Addr
 	Node  String // nodeName, Intern("") if unset
-	Zone  String
 	Hints Hints
 	Flags EndpointFlags
 }

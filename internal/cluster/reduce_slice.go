@@ -111,7 +111,7 @@ func sliceEndpoints(in []discoveryv1.Endpoint, ipv6 bool, ps *problems) []Endpoi
 			continue
 		}
 		out = append(out, Endpoint{
-			Addr: a, Node: internPtr(e.NodeName), Zone: internPtr(e.Zone), Hints: hints(e.Hints), Flags: flags(&e.Conditions),
+			Addr: a, Node: internPtr(e.NodeName), Hints: hints(e.Hints), Flags: flags(&e.Conditions),
 		})
 	}
 	return orNil(out)
@@ -200,7 +200,7 @@ func subsetSlice(m *metav1.ObjectMeta, index int, sub *corev1.EndpointSubset, ip
 			}
 			if a.Is6() == ipv6 {
 				endpoints = append(endpoints, Endpoint{
-					Addr: a, Node: internPtr(addrs[i].NodeName), Zone: Intern(""), Hints: internHints(HintSet{}), Flags: f,
+					Addr: a, Node: internPtr(addrs[i].NodeName), Hints: internHints(HintSet{}), Flags: f,
 				})
 			}
 		}

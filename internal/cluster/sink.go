@@ -24,14 +24,14 @@ func (k Kind) String() string {
 }
 
 // Sink is a source's way into the State. Objects are owned by the State once
-// handed over. A source may call it from several goroutines, but not for the same
-// kind.
+// handed over, each to one Sink. A source may call it from several goroutines, but
+// not for the same kind: of two concurrent calls either may be the last.
 type Sink interface {
 	SetService(*Service)
 	DeleteService(Name)
 	SetSlice(*Slice)
 	DeleteSlice(Name)
-	// SetNode hands over the own node; nil: there is no such Node.
+	// SetNode hands over the own node; nil: this source has no such Node.
 	SetNode(*Node)
 	// SetServiceCIDRs replaces the Service CIDRs of this source.
 	SetServiceCIDRs([]netip.Prefix)
@@ -51,28 +51,32 @@ type Source interface {
 // sink is one source's way in.
 type sink struct {
 	s        *State
-	index    int
+	index    uint16
 	name     string
 	delivers [kinds]bool
 
 	// guarded by s.mu
 	synced [kinds]bool
 	seen   [kinds]time.Time
+	slices map[Name]*Slice
+	node   *Node
 	cidrs  []netip.Prefix
 }
 
 func (k *sink) SetService(svc *Service) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
+	svc.source = k.index
 	e := k.s.entryOf(svc.Name)
-	i, found := slices.BinarySearchFunc(e.claims, k.index, func(c claim, source int) int { return c.source - source })
+	i, found := e.find(k.index)
+	if found && reflect.DeepEqual(e.services[i], svc) {
+		return
+	}
+	svc.Name.Name = e.name(svc.Name.Name)
 	if found {
-		if reflect.DeepEqual(e.claims[i].service, svc) {
-			return
-		}
-		e.claims[i].service = svc
+		e.services[i] = svc
 	} else {
-		e.claims = slices.Insert(e.claims, i, claim{k.index, svc})
+		e.services = slices.Insert(e.services, i, svc)
 	}
 	k.s.touch(svc.Name)
 }
@@ -84,7 +88,11 @@ func (k *sink) DeleteService(n Name) {
 	if e == nil {
 		return
 	}
-	e.claims = slices.DeleteFunc(e.claims, func(c claim) bool { return c.source == k.index })
+	i, found := e.find(k.index)
+	if !found {
+		return
+	}
+	e.services = slices.Delete(e.services, i, i+1)
 	k.s.tidy(n)
 	k.s.touch(n)
 }
@@ -92,20 +100,21 @@ func (k *sink) DeleteService(n Name) {
 func (k *sink) SetSlice(sl *Slice) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
-	key := sliceKey{k.index, sl.Name}
-	old := k.s.slices[key]
+	sl.source = k.index
+	old := k.slices[sl.Name]
 	if old != nil {
 		if sameSlice(old, sl) {
 			return
 		}
 		k.s.unlink(old, old.Service != sl.Service)
 	}
-	k.s.slices[key] = sl
-	n := Name{Namespace: sl.Name.Namespace, Name: sl.Service}
+	k.slices[sl.Name] = sl
+	n := sl.serviceName()
 	e := k.s.entryOf(n)
-	i, _ := slices.BinarySearchFunc(e.slices, sl, func(a, b *Slice) int { return compareNames(a.Name, b.Name) })
+	sl.Service = e.name(sl.Service)
+	i, _ := slices.BinarySearchFunc(e.slices, sl, compareSlices)
 	e.slices = slices.Insert(e.slices, i, sl)
-	if !sl.Trigger.IsZero() {
+	if sl.Trigger.After(k.s.start) {
 		k.s.dirty.Triggers = append(k.s.dirty.Triggers, sl.Trigger)
 	}
 	k.s.touch(n)
@@ -114,9 +123,8 @@ func (k *sink) SetSlice(sl *Slice) {
 func (k *sink) DeleteSlice(n Name) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
-	key := sliceKey{k.index, n}
-	if old := k.s.slices[key]; old != nil {
-		delete(k.s.slices, key)
+	if old := k.slices[n]; old != nil {
+		delete(k.slices, n)
 		k.s.unlink(old, true)
 	}
 }
@@ -124,7 +132,7 @@ func (k *sink) DeleteSlice(n Name) {
 // unlink takes a slice out of its Service's entry; tidy also removes an entry
 // that is left empty.
 func (s *State) unlink(sl *Slice, tidy bool) {
-	n := Name{Namespace: sl.Name.Namespace, Name: sl.Service}
+	n := sl.serviceName()
 	if e := s.services[n]; e != nil {
 		e.slices = slices.DeleteFunc(e.slices, func(o *Slice) bool { return o == sl })
 	}
@@ -144,12 +152,12 @@ func sameSlice(a, b *Slice) bool {
 func (k *sink) SetNode(n *Node) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
-	if reflect.DeepEqual(k.s.node, n) {
-		return
+	before := k.s.ownNode()
+	k.node = n
+	if !reflect.DeepEqual(before, k.s.ownNode()) {
+		k.s.dirty.Node = true
+		k.s.wake()
 	}
-	k.s.node = n
-	k.s.dirty.Node = true
-	k.s.wake()
 }
 
 func (k *sink) SetServiceCIDRs(p []netip.Prefix) {

@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -11,31 +13,37 @@ import (
 // replaces them. Safe for concurrent use.
 type State struct {
 	now     func() time.Time
+	start   time.Time
 	changed chan struct{} // capacity 1: a wake-up is pending
 
 	mu       sync.Mutex // guards all below
 	sources  []*sink
 	services map[Name]*entry
-	slices   map[sliceKey]*Slice
-	node     *Node
 	host     []netip.Addr
 	dirty    Dirty
 }
 
 // entry is one Service with everything that carries its name.
 type entry struct {
-	claims []claim // by source order; the first is in force
-	slices []*Slice
+	services []*Service // of each source that has it, in their order; the first is in force
+	slices   []*Slice   // sorted by compareSlices
 }
 
-type claim struct {
-	source  int
-	service *Service
+// find returns where the Service of a source is, or belongs.
+func (e *entry) find(source uint16) (at int, found bool) {
+	return slices.BinarySearchFunc(e.services, source, func(svc *Service, s uint16) int { return int(svc.source) - int(s) })
 }
 
-type sliceKey struct {
-	source int
-	name   Name
+// name returns the Service's name as the entry already holds it, else n, so that
+// equal names share their memory.
+func (e *entry) name(n string) string {
+	switch {
+	case len(e.services) > 0:
+		return e.services[0].Name.Name
+	case len(e.slices) > 0:
+		return e.slices[0].Service
+	}
+	return n
 }
 
 // Dirty is what changed since the last Drain.
@@ -44,7 +52,9 @@ type Dirty struct {
 	Node     bool              // own Node
 	Host     bool              // the host's addresses
 	CIDRs    bool              // Service CIDRs
-	Triggers []time.Time       // of slices that changed
+	// Triggers are those of slices that changed, without the ones from before
+	// the State was made: what they triggered was not for this process to do.
+	Triggers []time.Time
 }
 
 // Empty reports whether nothing changed.
@@ -53,19 +63,19 @@ func (d *Dirty) Empty() bool { return len(d.Services) == 0 && !d.Node && !d.Host
 // NewState returns an empty State. now is the clock of Age.
 func NewState(now func() time.Time) *State {
 	return &State{
-		now: now, changed: make(chan struct{}, 1),
-		services: map[Name]*entry{}, slices: map[sliceKey]*Slice{},
-		dirty: Dirty{Services: map[Name]struct{}{}},
+		now: now, start: now(), changed: make(chan struct{}, 1),
+		services: map[Name]*entry{}, dirty: Dirty{Services: map[Name]struct{}{}},
 	}
 }
 
 // Sink opens the way in for one more source, called name in messages, that will
-// deliver the given kinds. Where two sources deliver a Service of the same name
-// the one opened first is in force. Call it before any source runs.
+// deliver the given kinds. Where two sources deliver a Service of the same name, or
+// the own Node, the one opened first is in force; slices of all sources add up.
+// Call it before any source runs.
 func (s *State) Sink(name string, delivers ...Kind) Sink {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := &sink{s: s, index: len(s.sources), name: name}
+	k := &sink{s: s, index: uint16(len(s.sources)), name: name, slices: map[Name]*Slice{}}
 	for _, d := range delivers {
 		k.delivers[d] = true
 	}
@@ -91,15 +101,17 @@ func (s *State) Complete() (ok bool, missing []string) {
 	return len(missing) == 0, missing
 }
 
-// Age is the time since the oldest confirmation among all sources and kinds; 0
-// while nothing was confirmed yet.
+// Age is the time since the oldest confirmation among all sources and the kinds
+// that they deliver: how old the oldest part of the view may be. A kind that was
+// never confirmed does not count, [State.Complete] awaits it; 0 while nothing was
+// confirmed yet.
 func (s *State) Age() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var oldest time.Time
 	for _, k := range s.sources {
 		for kind := range kinds {
-			if t := k.seen[kind]; !t.IsZero() && (oldest.IsZero() || t.Before(oldest)) {
+			if t := k.seen[kind]; k.delivers[kind] && !t.IsZero() && (oldest.IsZero() || t.Before(oldest)) {
 				oldest = t
 			}
 		}
@@ -107,7 +119,7 @@ func (s *State) Age() time.Duration {
 	if oldest.IsZero() {
 		return 0
 	}
-	return s.now().Sub(oldest)
+	return max(0, s.now().Sub(oldest))
 }
 
 // Drain returns what changed since the last call.
@@ -129,13 +141,14 @@ func (s *State) Service(n Name) (*Service, []*Slice) {
 		return nil, nil
 	}
 	var svc *Service
-	if len(e.claims) > 0 {
-		svc = e.claims[0].service
+	if len(e.services) > 0 {
+		svc = e.services[0]
 	}
 	return svc, slices.Clone(e.slices)
 }
 
-// Names returns the names of all Services, and of Services that only slices name.
+// Names returns the names of all Services, and of Services that only slices name,
+// sorted. A Name without a Name is that of slices that name no Service.
 func (s *State) Names() []Name {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,7 +164,17 @@ func (s *State) Names() []Name {
 func (s *State) Node() *Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.node
+	return s.ownNode()
+}
+
+// ownNode is that of the first source that has one.
+func (s *State) ownNode() *Node {
+	for _, k := range s.sources {
+		if k.node != nil {
+			return k.node
+		}
+	}
+	return nil
 }
 
 // ServiceCIDRs returns the Service CIDRs of all sources, sorted, each once.
@@ -194,12 +217,14 @@ func (s *State) Counts() (services, endpoints int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.services {
-		if len(e.claims) > 0 {
+		if len(e.services) > 0 {
 			services++
 		}
 	}
-	for _, sl := range s.slices {
-		endpoints += len(sl.Endpoints)
+	for _, k := range s.sources {
+		for _, sl := range k.slices {
+			endpoints += len(sl.Endpoints)
+		}
 	}
 	return services, endpoints
 }
@@ -228,30 +253,19 @@ func (s *State) entryOf(n Name) *entry {
 
 // tidy removes an entry that holds nothing any more.
 func (s *State) tidy(n Name) {
-	if e := s.services[n]; e != nil && len(e.claims) == 0 && len(e.slices) == 0 {
+	if e := s.services[n]; e != nil && len(e.services) == 0 && len(e.slices) == 0 {
 		delete(s.services, n)
 	}
 }
 
 func compareNames(a, b Name) int {
-	if a.Namespace != b.Namespace {
-		if a.Namespace < b.Namespace {
-			return -1
-		}
-		return 1
-	}
-	switch {
-	case a.Name < b.Name:
-		return -1
-	case a.Name > b.Name:
-		return 1
-	}
-	return 0
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+}
+
+func compareSlices(a, b *Slice) int {
+	return cmp.Or(compareNames(a.Name, b.Name), int(a.source)-int(b.source))
 }
 
 func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
+	return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 }
