@@ -1,0 +1,200 @@
+package config
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// Load returns the configuration that the parsed flags and the file named by
+// --config make, or an error that lists every fault with field, value and remedy.
+// Warnings are sentences about what was accepted without effect. read is
+// os.ReadFile or the like.
+//
+// With a file the values of all flags are discarded, as in kube-proxy, but for
+// --hostname-override, --master, the logging flags that were given and svcproxy's
+// own flags.
+func (f *Flags) Load(read func(string) ([]byte, error)) (*Config, []string, error) {
+	warnings := retiredFlagWarnings(f.set)
+	proxy, own := f.fromFlags(), OwnConfiguration{}
+	if f.ConfigFile != "" {
+		data, err := read(f.ConfigFile)
+		if err != nil {
+			return nil, warnings, fmt.Errorf("read configuration file: %w", err)
+		}
+		var more []string
+		proxy, own, more, err = decode(data)
+		warnings = append(warnings, more...)
+		if err != nil {
+			return nil, warnings, fmt.Errorf("configuration file %s: %w", f.ConfigFile, err)
+		}
+		setDefaults(proxy)
+		if err := f.overlayLogging(&proxy.Logging); err != nil {
+			return nil, warnings, err
+		}
+	}
+	modeDefault := proxy.Mode == ""
+	setPlatformDefaults(proxy)
+	if err := f.overlayHostname(proxy); err != nil {
+		return nil, warnings, err
+	}
+	f.overlayOwn(&own)
+	own.setDefaults()
+	warnings = append(warnings, settingWarnings(proxy)...)
+	c, err := resolve(proxy, own, f.master)
+	if err != nil {
+		return nil, warnings, err
+	}
+	c.ModeDefault = modeDefault
+	return c, warnings, nil
+}
+
+// overlayLogging lays the logging flags that were given over a file's settings;
+// patterns of --vmodule come before the file's.
+func (f *Flags) overlayLogging(to *logsapi.LoggingConfiguration) error {
+	var fs pflag.FlagSet
+	vmodule := to.VModule
+	to.VModule = nil
+	registerLogging(&fs, to)
+	var errs []error
+	fs.VisitAll(func(o *pflag.Flag) {
+		if given := f.set.Lookup(o.Name); given.Changed {
+			if err := o.Value.Set(given.Value.String()); err != nil {
+				errs = append(errs, fmt.Errorf("flag --%s: %w", o.Name, err))
+			}
+		}
+	})
+	to.VModule = append(to.VModule, vmodule...)
+	return errors.Join(errs...)
+}
+
+// overlayHostname applies --hostname-override, which wins over the file.
+func (f *Flags) overlayHostname(to *v1alpha1.KubeProxyConfiguration) error {
+	if f.hostname == "" {
+		return nil
+	}
+	name := strings.TrimSpace(f.hostname)
+	if name == "" {
+		return fmt.Errorf("flag --hostname-override: %q is only spaces; give the Node's name or leave the flag out", f.hostname)
+	}
+	to.HostnameOverride = strings.ToLower(name)
+	return nil
+}
+
+// overlayOwn applies svcproxy's own flags, which win over the file.
+func (f *Flags) overlayOwn(to *OwnConfiguration) {
+	if len(f.own.Manifests) > 0 {
+		to.Manifests = f.own.Manifests
+	}
+	if f.own.ServiceProxyName != "" {
+		to.ServiceProxyName = f.own.ServiceProxyName
+	}
+	if f.set.Changed("staleness-limit") {
+		to.StalenessLimit = &metav1.Duration{Duration: f.stalenessLimit}
+	}
+}
+
+// decode reads a file: a KubeProxyConfiguration, and perhaps our own document
+// behind it. Fields that do not exist, or twice, are warnings.
+func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, OwnConfiguration, []string, error) {
+	proxy, own := &v1alpha1.KubeProxyConfiguration{}, OwnConfiguration{}
+	var warnings []string
+	seen := map[string]bool{}
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
+	for n := 1; ; n++ {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, own, warnings, fmt.Errorf("document %d: %w", n, err)
+		}
+		body, strictErr := yaml.YAMLToJSONStrict(document)
+		if strictErr != nil {
+			if body, err = yaml.YAMLToJSON(document); err != nil {
+				return nil, own, warnings, fmt.Errorf("document %d: not YAML or JSON: %w", n, err)
+			}
+			warnings = append(warnings, fmt.Sprintf("configuration file, document %d: %v; the last value counts", n, strictErr))
+		}
+		if string(body) == "null" {
+			continue // only comments
+		}
+		var t metav1.TypeMeta
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &t); err != nil {
+			return nil, own, warnings, fmt.Errorf("document %d: %w", n, err)
+		}
+		target, err := targetOf(t, proxy, &own)
+		if err != nil {
+			return nil, own, warnings, fmt.Errorf("document %d: %w", n, err)
+		}
+		if seen[t.Kind] {
+			return nil, own, warnings, fmt.Errorf("document %d: a second %s; keep one", n, t.Kind)
+		}
+		seen[t.Kind] = true
+		more, err := decodeInto(body, target)
+		warnings = append(warnings, more...)
+		if err != nil {
+			return nil, own, warnings, fmt.Errorf("document %d: %w", n, err)
+		}
+	}
+	if !seen[kind] {
+		return nil, own, warnings, fmt.Errorf("it holds no %s; begin it with \"apiVersion: %s\" and \"kind: %s\"", kind, apiVersion, kind)
+	}
+	return proxy, own, warnings, nil
+}
+
+// targetOf returns where a document of type t goes.
+func targetOf(t metav1.TypeMeta, proxy *v1alpha1.KubeProxyConfiguration, own *OwnConfiguration) (any, error) {
+	switch {
+	case t.APIVersion == apiVersion && t.Kind == kind:
+		return proxy, nil
+	case t.APIVersion == OwnAPIVersion && t.Kind == OwnKind:
+		return own, nil
+	}
+	return nil, fmt.Errorf("apiVersion %q, kind %q is not known; the file holds a %s %s and perhaps a %s %s",
+		t.APIVersion, t.Kind, apiVersion, kind, OwnAPIVersion, OwnKind)
+}
+
+// decodeInto fills in target; what only a strict reader minds comes back as
+// warnings.
+func decodeInto(body []byte, target any) (warnings []string, err error) {
+	strict, err := kjson.UnmarshalStrict(body, target)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range strict {
+		path, ok := fieldOf(e.Error())
+		if why := retiredField(path); ok && why != "" {
+			warnings = append(warnings, fmt.Sprintf("configuration field %s is retired: %s; remove it", path, why))
+			continue
+		}
+		warnings = append(warnings, fmt.Sprintf("configuration file: %v: ignored; check its name and place", e))
+	}
+	return warnings, nil
+}
+
+// settingWarnings names settings that are valid and have no effect.
+func settingWarnings(c *v1alpha1.KubeProxyConfiguration) []string {
+	var out []string
+	if c.PortRange != "" {
+		out = append(out, fmt.Sprintf("configuration field portRange is retired: %s; remove it", goneUserspace))
+	}
+	if c.WindowsRunAsService || c.Winkernel != (v1alpha1.KubeProxyWinkernelConfiguration{}) {
+		out = append(out, "configuration fields winkernel and windowsRunAsService only have an effect on Windows; remove them")
+	}
+	if o := c.Logging.Options; o.Text.SplitStream || o.JSON.SplitStream {
+		out = append(out, "split log streams have no effect: all logs go to standard error; remove logging.options.*.splitStream")
+	}
+	return append(out, gateWarnings(c.FeatureGates)...)
+}

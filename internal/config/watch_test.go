@@ -1,0 +1,166 @@
+package config
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// startWatch runs a Watcher on path and returns what it reports.
+func startWatch(t *testing.T, path string) <-chan string {
+	t.Helper()
+	last, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	seen, done := make(chan string, 16), make(chan error, 1)
+	w := Watcher{Path: path, Last: last, Log: slog.New(slog.DiscardHandler)}
+	go func() { done <- w.Run(ctx, func(b []byte) { seen <- string(b) }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return seen
+}
+
+func mustWrite(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mustLink makes name a link to target, atomically.
+func mustLink(t *testing.T, target, name string) {
+	t.Helper()
+	if err := os.Symlink(target, name+".new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(name+".new", name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// awaitContent waits until the watcher reports want; what it saw half way may come
+// first.
+func awaitContent(t *testing.T, seen <-chan string, want string) {
+	t.Helper()
+	for {
+		select {
+		case have := <-seen:
+			if have == want {
+				return
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("content %q was not reported", want)
+		}
+	}
+}
+
+func TestWatcher(t *testing.T) {
+	tests := []struct {
+		name  string
+		setUp func(t *testing.T, dir string) (path string)
+		do    func(t *testing.T, dir string)
+	}{
+		{"written in place",
+			func(t *testing.T, dir string) string {
+				mustWrite(t, dir+"/config", "one")
+				return dir + "/config"
+			},
+			func(t *testing.T, dir string) { mustWrite(t, dir+"/config", "two") }},
+		{"replaced by rename",
+			func(t *testing.T, dir string) string {
+				mustWrite(t, dir+"/config", "one")
+				return dir + "/config"
+			},
+			func(t *testing.T, dir string) {
+				mustWrite(t, dir+"/config.new", "two")
+				if err := os.Rename(dir+"/config.new", dir+"/config"); err != nil {
+					t.Fatal(err)
+				}
+			}},
+		{"ConfigMap: the file is a link into a swapped directory",
+			func(t *testing.T, dir string) string {
+				mustWrite(t, dir+"/..1/config", "one")
+				mustLink(t, "..1", dir+"/..data")
+				mustLink(t, "..data/config", dir+"/config")
+				return dir + "/config"
+			},
+			func(t *testing.T, dir string) {
+				mustWrite(t, dir+"/..2/config", "two")
+				mustLink(t, "..2", dir+"/..data")
+			}},
+		{"the directory is a swapped link",
+			func(t *testing.T, dir string) string {
+				mustWrite(t, dir+"/v1/config", "one")
+				mustLink(t, dir+"/v1", dir+"/current")
+				return dir + "/current/config"
+			},
+			func(t *testing.T, dir string) {
+				mustWrite(t, dir+"/v2/config", "two")
+				mustLink(t, dir+"/v2", dir+"/current")
+			}},
+		{"the directory is deleted and made again",
+			func(t *testing.T, dir string) string {
+				mustWrite(t, dir+"/etc/config", "one")
+				mustLink(t, dir+"/etc", dir+"/link")
+				return dir + "/link/config"
+			},
+			func(t *testing.T, dir string) {
+				if err := os.RemoveAll(dir + "/etc"); err != nil {
+					t.Fatal(err)
+				}
+				mustWrite(t, dir+"/etc.new/config", "two")
+				mustLink(t, dir+"/etc.new", dir+"/link")
+			}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			seen := startWatch(t, tt.setUp(t, dir))
+			tt.do(t, dir)
+			awaitContent(t, seen, "two")
+		})
+	}
+}
+
+// A second swap leads through directories that did not exist when the watch began.
+func TestWatcherFollowsRepeatedSwaps(t *testing.T) {
+	dir := t.TempDir()
+	mustWrite(t, dir+"/..1/config", "content 1")
+	mustLink(t, "..1", dir+"/..data")
+	mustLink(t, "..data/config", dir+"/config")
+	seen := startWatch(t, dir+"/config")
+	for _, n := range []string{"2", "3", "4"} {
+		mustWrite(t, dir+"/.."+n+"/config", "content "+n)
+		mustLink(t, ".."+n, dir+"/..data")
+		awaitContent(t, seen, "content "+n)
+	}
+	mustWrite(t, dir+"/..4/config", "content 5")
+	awaitContent(t, seen, "content 5")
+}
+
+func TestWatcherReportsAChangeFromBeforeItRan(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	mustWrite(t, path, "new")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	seen := make(chan string, 1)
+	go func() {
+		w := Watcher{Path: path, Last: []byte("old"), Log: slog.New(slog.DiscardHandler)}
+		if err := w.Run(ctx, func(b []byte) { seen <- string(b) }); err != nil {
+			t.Error(err)
+		}
+	}()
+	awaitContent(t, seen, "new")
+}
