@@ -1,0 +1,87 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func written(t *testing.T, c *Config) string {
+	t.Helper()
+	var b bytes.Buffer
+	if _, err := c.WriteTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// The defaults as a file: the fields, order and values of kube-proxy 1.37.
+func TestWriteDefaults(t *testing.T) {
+	want, err := os.ReadFile("testdata/defaults.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), written(t, mustLoad(t))); diff != "" {
+		t.Errorf("-want +have:\n%s", diff)
+	}
+}
+
+// What was written reads back as the same configuration and is written the same.
+func TestRoundTrip(t *testing.T) {
+	for name, args := range map[string][]string{
+		"defaults": nil,
+		"iptables": {"--masquerade-all", "--iptables-masquerade-bit=3", "--nodeport-addresses=192.0.2.0/24,localhost",
+			"--cluster-cidr=10.0.0.0/8,2001:db8::/64", "--kubeconfig=/k", "--hostname-override=alder", "--oom-score-adj=0",
+			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "-v=3", "--vmodule=a=5", "--logging-format=json",
+			"--feature-gates=AllowServiceExternalIPs=false", "--profiling", "--bind-address-hard-fail"},
+		"nftables":    {"--proxy-mode=nftables", "--masquerade-all", "--iptables-sync-period=7s"},
+		"ipvs":        {"--proxy-mode=ipvs", "--ipvs-scheduler=lc", "--ipvs-exclude-cidrs=10.0.0.0/8", "--ipvs-sync-period=9s", "--ipvs-strict-arp"},
+		"userspace":   {"--proxy-mode=userspace", "--iptables-min-sync-period=2s"},
+		"own":         {"--manifests=/a", "--manifests=/b", "--service-proxy-name=x", "--staleness-limit=1m"},
+		"IPv6":        {"--bind-address=fd00::1", "--healthz-bind-address=::", "--metrics-bind-address=::1"},
+		"NodeCIDR":    {"--detect-local-mode=NodeCIDR"},
+		"by a prefix": {"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := mustLoad(t, args...)
+			text := written(t, c)
+			again, warnings, err := load([]string{"--config=f"}, map[string]string{"f": text})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range warnings {
+				if !strings.Contains(w, "feature gate") {
+					t.Errorf("warning %q", w)
+				}
+			}
+			again.ModeDefault = c.ModeDefault // written files name the mode
+			if diff := cmp.Diff(c, again, equalConfigs); diff != "" {
+				t.Errorf("-written +read:\n%s", diff)
+			}
+			if diff := cmp.Diff(text, written(t, again)); diff != "" {
+				t.Errorf("-first +second:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestConfigz(t *testing.T) {
+	data, err := json.Marshal(mustLoad(t, "--nodeport-addresses=primary", "--manifests=/a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var body map[string]map[string]any
+	if err := json.Unmarshal(data, &body); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]any{"primary"}, body["kubeproxy.config.k8s.io"]["nodePortAddresses"]); diff != "" {
+		t.Errorf("-want +have:\n%s", diff)
+	}
+	if diff := cmp.Diff([]any{"/a"}, body["svcproxy.io"]["manifests"]); diff != "" {
+		t.Errorf("-want +have:\n%s", diff)
+	}
+}
