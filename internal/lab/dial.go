@@ -1,0 +1,162 @@
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Outcome is how an attempt to reach somebody ends.
+type Outcome uint8
+
+const (
+	Answered    Outcome = iota
+	Refused             // reset, or ICMP port unreachable, at once
+	Dropped             // nothing came back in time
+	Unreachable         // ICMP host or net unreachable, or no route
+	Closed              // ended by the other side without an answer
+	Broken              // anything else
+)
+
+func (o Outcome) String() string {
+	return [...]string{"answered", "refused", "dropped", "unreachable", "closed", "broken"}[o]
+}
+
+// OutcomeOf classifies an error of Dial or Ask.
+func OutcomeOf(err error) Outcome {
+	switch {
+	case err == nil:
+		return Answered
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
+		return Refused
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.Is(err, unix.ETIMEDOUT),
+		errors.Is(err, unix.EPERM): // a datagram that the sender's own output filter dropped
+		return Dropped
+	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EACCES):
+		return Unreachable
+	case errors.Is(err, io.EOF):
+		return Closed
+	}
+	return Broken
+}
+
+// Answer is what a named server said.
+type Answer struct {
+	Server string
+	Seen   netip.AddrPort // the peer, as the server sees it
+}
+
+// Flow is an open connection, or a socket with a fixed destination for UDP. Not
+// safe for concurrent use, except Close.
+type Flow struct {
+	s      *socket
+	r      *bufio.Reader
+	asked  int
+	abrupt bool
+}
+
+// Dial opens a flow from the host. For UDP it succeeds without a packet.
+func (h *Host) Dial(ctx context.Context, d Dialing) (*Flow, error) {
+	s, err := h.connect(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	return &Flow{s: s, r: bufio.NewReader(s), abrupt: d.SourcePort != 0}, nil
+}
+
+// DialContext is for clients of other protocols, such as net/http; address is
+// IP:port, network tcp.
+func (h *Host) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("dial from %s: %w", h.name, err)
+	}
+	s, err := h.connect(ctx, Dialing{Proto: TCP, To: to})
+	if err != nil {
+		return nil, fmt.Errorf("dial %s from %s: %w", to, h.name, err)
+	}
+	defer s.Close()
+	return net.FileConn(s.File)
+}
+
+// Local returns the flow's own address.
+func (f *Flow) Local() netip.AddrPort { return f.s.local() }
+
+// Ask sends a line and reads the server's answer to it, within the time given.
+// After an error the flow may be asked again if it is UDP.
+func (f *Flow) Ask(within time.Duration) (Answer, error) {
+	f.asked++
+	if err := f.s.SetDeadline(time.Now().Add(within)); err != nil {
+		return Answer{}, err
+	}
+	if _, err := fmt.Fprintf(f.s, "%d\n", f.asked); err != nil {
+		return Answer{}, err
+	}
+	for {
+		line, err := f.line()
+		if err != nil {
+			return Answer{}, err
+		}
+		a, n, err := parseAnswer(line)
+		// A late datagram answers an earlier question.
+		if err == nil && n != f.asked {
+			continue
+		}
+		return a, err
+	}
+}
+
+func (f *Flow) line() (string, error) {
+	if f.s.proto != UDP {
+		return f.r.ReadString('\n')
+	}
+	var b [2048]byte
+	n, err := f.s.Read(b[:])
+	return string(b[:n]), err
+}
+
+// answerTo is what a server says: its name, whom it sees, the line itself.
+func answerTo(name string, seen netip.AddrPort, line []byte) []byte {
+	b := append([]byte(name), ' ')
+	b = append(seen.AppendTo(b), ' ')
+	return append(append(b, bytes.TrimRight(line, "\r\n")...), '\n')
+}
+
+func parseAnswer(line string) (Answer, int, error) {
+	f := strings.Fields(line)
+	if len(f) != 3 {
+		return Answer{}, 0, fmt.Errorf("answer %q: want a name, an address and the question", line)
+	}
+	seen, err := netip.ParseAddrPort(f[1])
+	if err != nil {
+		return Answer{}, 0, fmt.Errorf("answer %q: %w", line, err)
+	}
+	n, err := strconv.Atoi(f[2])
+	if err != nil {
+		return Answer{}, 0, fmt.Errorf("answer %q: %w", line, err)
+	}
+	return Answer{Server: f[0], Seen: seen}, n, nil
+}
+
+// Close ends the flow; one with a fixed source port by a reset, so that the port
+// is free again at once.
+func (f *Flow) Close() error {
+	if f.abrupt && f.s.proto != UDP {
+		f.s.control(func(fd int) error {
+			return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		})
+	}
+	return f.s.Close()
+}

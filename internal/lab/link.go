@@ -1,0 +1,189 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// end is one end of a veth pair with all that must be put back after the link was
+// down, because the kernel forgets it then.
+type end struct {
+	host   *Host
+	name   string
+	index  int
+	peer   net.HardwareAddr // the other end's
+	addrs  []netip.Prefix
+	routes []RouteSpec
+}
+
+// patience bounds the waits for the kernel; none of them takes longer than
+// milliseconds unless something is broken.
+const patience = 5 * time.Second
+
+func (l *Lab) addLink(s LinkSpec) error {
+	a, err := l.host(s.A.Host)
+	if err != nil {
+		return err
+	}
+	b, err := l.host(s.B.Host)
+	if err != nil {
+		return err
+	}
+	l.links++
+	mac := func(side byte) net.HardwareAddr {
+		return net.HardwareAddr{0x02, 0, 0, byte(l.links >> 8), byte(l.links), side}
+	}
+	veth := &netlink.Veth{
+		LinkAttrs:        netlink.LinkAttrs{Name: s.A.Interface, HardwareAddr: mac(1), MTU: 1500},
+		PeerName:         s.B.Interface,
+		PeerHardwareAddr: mac(2),
+		PeerMTU:          1500,
+		PeerNamespace:    netlink.NsFd(int(b.ns.file.Fd())),
+	}
+	if err := a.nl.LinkAdd(veth); err != nil {
+		return fmt.Errorf("make a veth pair %s, %s: %w", s.A.Interface, s.B.Interface, err)
+	}
+	ends := []*end{
+		{host: a, name: s.A.Interface, peer: mac(2), addrs: s.A.Addrs},
+		{host: b, name: s.B.Interface, peer: mac(1), addrs: s.B.Addrs},
+	}
+	for _, e := range ends {
+		k, err := e.host.nl.LinkByName(e.name)
+		if err != nil {
+			return fmt.Errorf("find interface %s of %s: %w", e.name, e.host.name, err)
+		}
+		e.index = k.Attrs().Index
+		e.host.ends[e.name] = e
+		if err := e.host.nl.LinkSetUp(k); err != nil {
+			return fmt.Errorf("set interface %s of %s up: %w", e.name, e.host.name, err)
+		}
+	}
+	for _, e := range ends {
+		if err := e.awaitUp(); err != nil {
+			return err
+		}
+		for _, p := range e.addrs {
+			if err := e.putAddr(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// awaitUp waits until the interface has a carrier and sends.
+func (e *end) awaitUp() error {
+	deadline := time.Now().Add(patience)
+	for {
+		k, err := e.host.nl.LinkByIndex(e.index)
+		if err != nil {
+			return fmt.Errorf("read interface %s of %s: %w", e.name, e.host.name, err)
+		}
+		if k.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("interface %s of %s has no carrier", e.name, e.host.name)
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+}
+
+func (e *end) putAddr(p netip.Prefix) error {
+	if p.Addr().Is6() && !e.host.lab.ipv6 {
+		return nil
+	}
+	if err := e.host.nl.AddrReplace(e.device(), kernelAddr(p)); err != nil {
+		return fmt.Errorf("add address %s to interface %s of %s: %w", p, e.name, e.host.name, err)
+	}
+	return nil
+}
+
+func (e *end) device() netlink.Link {
+	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: e.index, Name: e.name}}
+}
+
+func kernelAddr(p netip.Prefix) *netlink.Addr {
+	a := &netlink.Addr{IPNet: ipNet(p)}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	return a
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func (l *Lab) addRoute(s RouteSpec) error {
+	h, err := l.host(s.Host)
+	if err != nil {
+		return err
+	}
+	if s.To.Addr().Is6() && !l.ipv6 {
+		return nil
+	}
+	if s.Unreachable {
+		return h.putUnreachable(s)
+	}
+	e := h.ends[s.Dev]
+	if e == nil {
+		return fmt.Errorf("there is no interface %q", s.Dev)
+	}
+	if !s.Via.IsValid() && !s.To.IsSingleIP() {
+		return errors.New("a route without next hop leads to a single address")
+	}
+	e.routes = append(e.routes, s)
+	return e.putRoute(s)
+}
+
+// putRoute installs the route and the permanent neighbour entry of its next hop.
+func (e *end) putRoute(s RouteSpec) error {
+	r := &netlink.Route{LinkIndex: e.index, Dst: ipNet(s.To)}
+	hop := s.To.Addr()
+	if s.Via.IsValid() {
+		hop = s.Via
+		r.Gw = s.Via.AsSlice()
+		r.SetFlag(netlink.FLAG_ONLINK)
+	} else {
+		r.Scope = netlink.SCOPE_LINK
+	}
+	if s.Src.IsValid() {
+		r.Src = s.Src.AsSlice()
+	}
+	n := &netlink.Neigh{LinkIndex: e.index, State: netlink.NUD_PERMANENT, IP: hop.AsSlice(), HardwareAddr: e.peer}
+	if err := e.host.nl.NeighSet(n); err != nil {
+		return fmt.Errorf("neighbour %s: %w", hop, err)
+	}
+	return e.host.nl.RouteReplace(r)
+}
+
+// fromTable numbers the routing tables of RouteSpec.From; each holds one route.
+const fromTable = 1000
+
+func (h *Host) putUnreachable(s RouteSpec) error {
+	r := &netlink.Route{Dst: ipNet(s.To), Type: unix.RTN_UNREACHABLE}
+	if s.To.Addr().Is6() {
+		r.LinkIndex = 1 // the kernel wants a device for IPv6; lo is always the first
+	}
+	if s.From != "" {
+		h.tables++
+		r.Table = fromTable + h.tables
+		rule := netlink.NewRule()
+		rule.Family = unix.AF_INET
+		if s.To.Addr().Is6() {
+			rule.Family = unix.AF_INET6
+		}
+		rule.IifName, rule.Table, rule.Priority = s.From, r.Table, r.Table+40000 // after main
+		if err := h.nl.RuleAdd(rule); err != nil {
+			return fmt.Errorf("rule for packets from %s: %w", s.From, err)
+		}
+	}
+	return h.nl.RouteReplace(r)
+}
