@@ -220,15 +220,18 @@ func (w *watcher) sendInitial() error {
 		}
 	}
 	w.initial = nil
-	if w.cutAfter >= 0 {
-		if err := w.out.Flush(); err != nil {
+	if w.listEnd && w.cutAfter < 0 {
+		if err := w.sendBookmark(w.sent, true); err != nil {
 			return err
 		}
-		w.flush()
-		return errCut
 	}
-	if w.listEnd {
-		return w.sendBookmark(w.sent, true)
+	// Not left to the loop, which sends nothing in silence.
+	if err := w.out.Flush(); err != nil {
+		return err
+	}
+	w.flush()
+	if w.cutAfter >= 0 {
+		return errCut
 	}
 	return nil
 }
