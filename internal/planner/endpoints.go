@@ -1,0 +1,210 @@
+package planner
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/svcproxy/svcproxy/internal/cluster"
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+// candidate is an endpoint that matches a Service port.
+type candidate struct {
+	addr netip.AddrPort
+	ep   *cluster.Endpoint
+	here bool
+}
+
+func (c *candidate) ready() bool { return c.ep.Flags&cluster.Ready != 0 }
+
+// fallback: takes traffic if no endpoint is ready.
+func (c *candidate) fallback() bool {
+	const both = cluster.Serving | cluster.Terminating
+	return c.ep.Flags&both == both
+}
+
+// rank orders endpoints of one address and port by usefulness, best first.
+func (c *candidate) rank() int {
+	f := c.ep.Flags
+	switch {
+	case f&cluster.Ready != 0 && f&cluster.Terminating == 0:
+		return 0
+	case f&cluster.Ready != 0:
+		return 1
+	case c.fallback():
+		return 2
+	case f&cluster.Serving != 0:
+		return 3
+	}
+	return 4
+}
+
+// compareCandidates orders by address and port, and those of one address by
+// usefulness, then by what makes the choice the same in every order of arrival.
+func compareCandidates(a, b candidate) int {
+	if c := a.addr.Compare(b.addr); c != 0 {
+		return c
+	}
+	return cmp.Or(
+		cmp.Compare(a.rank(), b.rank()),
+		cmp.Compare(text(a.ep.Node), text(b.ep.Node)),
+		cmp.Compare(hints(a.ep).Nodes, hints(b.ep).Nodes),
+		cmp.Compare(hints(a.ep).Zones, hints(b.ep).Zones),
+	)
+}
+
+// collect puts the endpoints of one Service port in one family into buf.found,
+// sorted, each address and port once: of duplicates, which slices hold while an
+// endpoint moves between them or an address is used again, the most useful stays.
+func (p *Planner) collect(sls []*cluster.Slice, port *cluster.ServicePort, f plan.Family) {
+	found := p.buf.found[:0]
+	name := interned(port.Name)
+	for _, sl := range sls {
+		if sl.IPv6 != (f == plan.IPv6) {
+			continue
+		}
+		for i := range sl.Ports {
+			sp := &sl.Ports[i]
+			if sp.Port == 0 || sp.Protocol != port.Protocol || interned(sp.Name) != name {
+				continue
+			}
+			for j := range sl.Endpoints {
+				ep := &sl.Endpoints[j]
+				if !ep.Addr.IsValid() || plan.FamilyOf(ep.Addr) != f {
+					continue
+				}
+				found = append(found, candidate{
+					addr: netip.AddrPortFrom(ep.Addr, sp.Port),
+					ep:   ep,
+					here: ep.Node == p.env.name && p.opt.NodeName != "",
+				})
+			}
+		}
+	}
+	slices.SortFunc(found, compareCandidates)
+	p.buf.found = slices.CompactFunc(found, func(a, b candidate) bool { return a.addr == b.addr })
+}
+
+// pools fills buf.cluster and buf.local from buf.found: ready endpoints, without
+// any the terminating ones that still serve. Hints narrow down the ready ones of
+// the cluster pool only.
+func (p *Planner) pools() {
+	b := &p.buf
+	b.cluster, b.local = b.cluster[:0], b.local[:0]
+	near := p.topology(b.found)
+	for i := range b.found {
+		c := &b.found[i]
+		if !c.ready() {
+			continue
+		}
+		if near == nil || near(c.ep) {
+			b.cluster = append(b.cluster, c.endpoint())
+		}
+		if c.here {
+			b.local = append(b.local, c.endpoint())
+		}
+	}
+	needCluster, needLocal := len(b.cluster) == 0, len(b.local) == 0
+	if !needCluster && !needLocal {
+		return
+	}
+	for i := range b.found {
+		c := &b.found[i]
+		if !c.fallback() {
+			continue
+		}
+		if needCluster {
+			b.cluster = append(b.cluster, c.endpoint())
+		}
+		if needLocal && c.here {
+			b.local = append(b.local, c.endpoint())
+		}
+	}
+}
+
+func (c *candidate) endpoint() plan.Endpoint {
+	return plan.Endpoint{Addr: c.addr, OnNode: c.here, Weight: 1}
+}
+
+// serving fills buf.serving with the endpoints whose flows stay valid.
+func (p *Planner) serving() {
+	p.buf.serving = p.buf.serving[:0]
+	for i := range p.buf.found {
+		c := &p.buf.found[i]
+		if c.ep.Flags&(cluster.Serving|cluster.Ready) != 0 {
+			p.buf.serving = append(p.buf.serving, c.addr)
+		}
+	}
+}
+
+// topology returns the test that hints put on ready endpoints, nil: none. Hints of
+// a kind count only if every ready endpoint has them and one of them is for this
+// node, or its zone; hints for nodes go first.
+func (p *Planner) topology(found []candidate) func(*cluster.Endpoint) bool {
+	nodes, zones := true, p.env.zone != ""
+	forNode, forZone := false, false
+	var last cluster.Hints // neighbours share their hints: look at each set once
+	seen := false
+	for i := range found {
+		c := &found[i]
+		if !c.ready() || seen && c.ep.Hints == last {
+			continue
+		}
+		last, seen = c.ep.Hints, true
+		h := hints(c.ep)
+		nodes = nodes && h.Nodes != ""
+		zones = zones && h.Zones != ""
+		if !nodes && !zones {
+			return nil
+		}
+		forNode = forNode || listed(h.Nodes, p.opt.NodeName)
+		forZone = forZone || listed(h.Zones, p.env.zone)
+	}
+	switch {
+	case !seen:
+		return nil
+	case nodes && forNode:
+		return func(ep *cluster.Endpoint) bool { return listed(hints(ep).Nodes, p.opt.NodeName) }
+	case zones && forZone:
+		return func(ep *cluster.Endpoint) bool { return listed(hints(ep).Zones, p.env.zone) }
+	}
+	return nil
+}
+
+// listed reports whether a list as in cluster.HintSet has the name.
+func listed(list, name string) bool {
+	for list != "" && name != "" {
+		head, tail, _ := strings.Cut(list, "\n")
+		if head == name {
+			return true
+		}
+		list = tail
+	}
+	return false
+}
+
+// hints returns an endpoint's hints, none for the zero handle.
+func hints(ep *cluster.Endpoint) cluster.HintSet {
+	if ep.Hints == (cluster.Hints{}) {
+		return cluster.HintSet{}
+	}
+	return ep.Hints.Value()
+}
+
+// text returns s as a string, "" for the zero handle.
+func text(s cluster.String) string {
+	if s == (cluster.String{}) {
+		return ""
+	}
+	return s.Value()
+}
+
+// interned returns s, the handle of "" for the zero handle.
+func interned(s cluster.String) cluster.String {
+	if s == (cluster.String{}) {
+		return cluster.Intern("")
+	}
+	return s
+}
