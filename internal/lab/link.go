@@ -102,6 +102,24 @@ func (e *end) putAddr(p netip.Prefix) error {
 	if err := e.host.nl.AddrReplace(e.device(), kernelAddr(p)); err != nil {
 		return fmt.Errorf("add address %s to interface %s of %s: %w", p, e.name, e.host.name, err)
 	}
+	return e.awaitLocal(p.Addr())
+}
+
+// awaitLocal waits until the host takes packets for an address: the kernel makes
+// the local route of an IPv6 address in the background, without detection of
+// duplicates too.
+func (e *end) awaitLocal(a netip.Addr) error {
+	deadline := time.Now().Add(patience)
+	for a.Is6() {
+		routes, err := e.host.nl.RouteGet(a.AsSlice())
+		if err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL {
+			break
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("address %s of interface %s of %s is not in force: %v", a, e.name, e.host.name, err)
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
 	return nil
 }
 

@@ -14,8 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -105,7 +104,7 @@ func New(o Options) *Server {
 func (s *Server) Start(l net.Listener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	srv := &http.Server{Handler: http.HandlerFunc(s.serve), ErrorLog: log.New(io.Discard, "", 0)}
+	srv := &http.Server{Handler: http.HandlerFunc(s.serve), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	served := make(chan struct{})
 	s.http, s.served = srv, served
 	go func() {

@@ -34,10 +34,10 @@ type watcher struct {
 	live bool
 }
 
-// errGone says that a watch cannot start where the client wants.
-type errGone struct{ wanted, oldest uint64 }
+// goneError says that a watch cannot start where the client wants.
+type goneError struct{ wanted, oldest uint64 }
 
-func (e errGone) Error() string {
+func (e goneError) Error() string {
 	return fmt.Sprintf("too old resource version: %d (%d)", e.wanted, e.oldest)
 }
 
@@ -139,7 +139,7 @@ func (w *watcher) begin(from uint64, list bool) (gone error, wait bool) {
 		return nil, false
 	}
 	if from < w.store.oldest {
-		return errGone{from, w.store.oldest}, false
+		return goneError{from, w.store.oldest}, false
 	}
 	w.sent = from // possibly in the future: then nothing comes until it is passed
 	w.live = true
@@ -166,7 +166,7 @@ func (w *watcher) run(req *http.Request, cut <-chan struct{}, timeout <-chan tim
 		var todo []change
 		if !silent {
 			if w.sent < w.store.oldest {
-				gone := errGone{w.sent, w.store.oldest}
+				gone := goneError{w.sent, w.store.oldest}
 				s.mu.Unlock()
 				return w.sendGone(gone)
 			}
