@@ -45,7 +45,7 @@ var rules = []rule{
 	{"internal/planner", slices.Concat([]string{"internal/plan", "internal/cluster"}, apiTypes)},
 	{"internal/cluster", apiTypes},
 	{"internal/cluster/kube", slices.Concat([]string{"internal/cluster", "k8s.io/client-go/...", "k8s.io/klog/v2", "golang.org/x/time/rate"}, apiTypes)},
-	{"internal/cluster/file", slices.Concat([]string{"internal/cluster", "github.com/fsnotify/fsnotify", "sigs.k8s.io/yaml"}, apiTypes)},
+	{"internal/cluster/file", slices.Concat([]string{"internal/cluster", "github.com/fsnotify/fsnotify", "sigs.k8s.io/yaml", "sigs.k8s.io/json"}, apiTypes)},
 	{"internal/dataplane", []string{"internal/plan", "internal/sys/conntrack", "golang.org/x/time/rate"}},
 	{"internal/health", []string{"internal/plan", "golang.org/x/sys/..."}},
 	{"internal/metrics", []string{"internal/plan", "github.com/prometheus/..."}},

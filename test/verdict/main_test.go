@@ -37,6 +37,11 @@ func TestVerdict(t *testing.T) {
 			want: []string{"ok   example.org/m/internal/x: 3 passed", "PASS: tests"},
 		},
 		{
+			name:   "a slash in a name makes no parent",
+			events: line("pass", pkg, "TestA/application/json", "") + line("pass", pkg, "TestA", "") + line("pass", pkg, "", ""),
+			last:   "1 passed, 0 failed, 0 skipped",
+		},
+		{
 			name: "a failure comes with its output",
 			events: line("output", pkg, "TestA", "    a_test.go:3: want 1, have 2") +
 				line("fail", pkg, "TestA", "") + line("pass", pkg, "TestB", "") + line("fail", pkg, "", ""),

@@ -27,6 +27,7 @@ type test struct {
 	pkg, name string
 	action    string // the last of pass, fail, skip; "" while it runs
 	parent    bool   // it has subtests
+	named     bool   // an event names it; a name with a slash in it has parents that are none
 	output    []string
 }
 
@@ -73,6 +74,7 @@ func (t *tally) take(e event) {
 		return
 	}
 	x := t.get(e.Package, e.Test)
+	x.named = true
 	switch e.Action {
 	case "output":
 		x.output = append(x.output, e.Output)
@@ -134,6 +136,9 @@ func (t *tally) packageDone(p *test, took time.Duration) {
 // without subtests, those that failed although no subtest did, and a package
 // that failed although no test in it did.
 func (t *tally) counts(x *test) bool {
+	if !x.named {
+		return false
+	}
 	if x.name != "" && !x.parent {
 		return true
 	}
