@@ -1,0 +1,47 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/svcproxy/svcproxy/internal/config"
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+func newCleanup(env Env) *cobra.Command {
+	flags := config.NewFlags()
+	cmd := &cobra.Command{
+		Use:   "cleanup [flags]",
+		Short: "Remove every trace of the proxy, and of kube-proxy, from the kernel",
+		Long: `cleanup removes the rules and other objects of every mode, and kube-proxy's own, and
+nothing else. It needs no API server and may be repeated. "svcproxy --cleanup" does
+the same.`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, warnings, err := flags.Load(env.ReadFile)
+			warn(env, warnings)
+			if err != nil {
+				return err
+			}
+			return cleanup(cmd.Context(), c, newLog(env.Stderr, c.Log).Logger)
+		},
+	}
+	registerPlanFlags(cmd, flags)
+	return cmd
+}
+
+// cleanup removes what every mode may have left; one that fails does not keep the
+// others from it.
+func cleanup(ctx context.Context, c *config.Config, log *slog.Logger) error {
+	var errs []error
+	for _, m := range builtModes() {
+		if err := m.Cleanup(ctx, modeEnv(c, log, nil, plan.Families[:])); err != nil {
+			errs = append(errs, fmt.Errorf("remove the objects of mode %s: %w", m.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

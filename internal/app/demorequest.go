@@ -1,0 +1,230 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+// demoRequest is one kind of request: from one host to one frontend.
+type demoRequest struct {
+	id    plan.ID
+	from  string
+	to    netip.AddrPort
+	want  plan.Result
+	names map[netip.Addr]string // of the endpoints
+	times int
+}
+
+// demoAnswers counts who answered, and how requests without an answer ended.
+type demoAnswers map[string]int
+
+func (a demoAnswers) String() string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(a)) {
+		out = append(out, fmt.Sprintf("%s %d", name, a[name]))
+	}
+	return strings.Join(out, ", ")
+}
+
+// demoRequests are requests to every frontend: from a pod and the node, and from
+// outside to those that outside hosts can reach.
+func demoRequests(p *plan.Plan) []demoRequest {
+	names := map[netip.Addr]string{}
+	for _, e := range demoEndpoints(p) {
+		names[e.addr] = e.name
+	}
+	var out []demoRequest
+	for _, id := range slices.SortedFunc(maps.Keys(p.Services), plan.ID.Compare) {
+		if id.Protocol == plan.SCTP && !lab.HasSCTP() {
+			continue
+		}
+		for _, f := range p.Services[id].Frontends {
+			for _, from := range []string{demoClient, demoNode, demoOutside} {
+				if from == demoOutside && f.Kind == plan.ClusterIP {
+					continue // nobody outside has a route to it
+				}
+				r := demoRequest{id: id, from: from, to: demoTarget(f, id.Family), names: names}
+				r.want = plan.Eval(p, plan.Packet{Proto: id.Protocol, Src: r.source(), Dst: r.to, In: r.in()})
+				r.times = 10 * max(1, len(r.want.Endpoints))
+				if r.want.Outcome == plan.Dropped {
+					r.times = 1 // each takes its time
+				}
+				out = append(out, r)
+			}
+		}
+	}
+	return out
+}
+
+func (r demoRequest) source() netip.Addr {
+	for _, a := range demoAddrs(r.from) {
+		if a.Is4() == r.to.Addr().Is4() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// in is the node's interface that the request arrives on.
+func (r demoRequest) in() string {
+	return map[string]string{demoClient: "cni0", demoNode: "", demoOutside: "eth0"}[r.from]
+}
+
+// send sends the requests one after the other.
+func (r demoRequest) send(ctx context.Context, network *lab.Lab) demoAnswers {
+	have := demoAnswers{}
+	for range r.times {
+		a, err := r.sendOne(ctx, network.Host(r.from))
+		if err != nil {
+			have["("+lab.OutcomeOf(err).String()+")"]++
+			continue
+		}
+		have[a.Server]++
+	}
+	return have
+}
+
+func (r demoRequest) sendOne(ctx context.Context, from *lab.Host) (lab.Answer, error) {
+	const patience = time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	flow, err := from.Dial(ctx, lab.Dialing{Proto: lab.Proto(r.id.Protocol), To: r.to})
+	if err != nil {
+		return lab.Answer{}, err
+	}
+	defer func() { _ = flow.Close() }()
+	return flow.Ask(patience)
+}
+
+// judge compares answers with the plan and returns what is wrong, "" if nothing.
+func (r demoRequest) judge(have demoAnswers) string {
+	switch r.want.Outcome {
+	case plan.Refused:
+		return only(have, "(refused)")
+	case plan.Dropped:
+		return only(have, "(dropped)")
+	case plan.Pass:
+		return "the plan does not serve it"
+	}
+	var expected []string
+	for _, e := range r.want.Endpoints {
+		expected = append(expected, r.names[e.Addr.Addr()])
+	}
+	for name := range have {
+		if !slices.Contains(expected, name) {
+			return "only " + strings.Join(expected, ", ") + " should answer"
+		}
+	}
+	// With affinity one client has one endpoint. Without, an even choice among n
+	// misses one in 10 n requests with a probability below n/22,000.
+	if r.want.Affinity == 0 && len(have) < len(expected) {
+		return "all of " + strings.Join(expected, ", ") + " should answer"
+	}
+	return ""
+}
+
+func only(have demoAnswers, outcome string) string {
+	if len(have) == 1 && have[outcome] > 0 {
+		return ""
+	}
+	return "want " + outcome
+}
+
+// showKernel prints what the kernel holds for one Service: the one with most
+// endpoints.
+func (d demo) showKernel(node *lab.Host, p *plan.Plan) error {
+	var shown plan.ID
+	most := -1
+	for _, id := range slices.SortedFunc(maps.Keys(p.Services), plan.ID.Compare) {
+		if n := len(p.Services[id].Pools[plan.Cluster]); n > most {
+			shown, most = id, n
+		}
+	}
+	command, lines, err := kernelLines(node, d.mode, shown)
+	if err != nil {
+		return err
+	}
+	d.say("\nWhat the kernel holds for %s (from %s):", shown, command)
+	for _, l := range lines {
+		d.say("  %s", l)
+	}
+	return nil
+}
+
+// kernelLines returns the lines of a listing that belong to a Service port, as
+// people look at them with the kernel's own tools.
+func kernelLines(node *lab.Host, mode string, id plan.ID) (command string, lines []string, err error) {
+	candidates := map[string][][]string{
+		"iptables": {{"iptables-nft-save", "-t", "nat"}, {"iptables-legacy-save", "-t", "nat"}, {"iptables-save", "-t", "nat"}},
+	}[mode]
+	if id.Family == plan.IPv6 {
+		for i := range candidates {
+			candidates[i][0] = strings.Replace(candidates[i][0], "ip", "ip6", 1)
+		}
+	}
+	for _, c := range candidates {
+		var out bytes.Buffer
+		cmd := exec.Command(c[0], c[1:]...)
+		cmd.Stdout = &out
+		if err := node.Start(cmd); err != nil {
+			continue // not installed
+		}
+		if err := cmd.Wait(); err != nil {
+			return "", nil, fmt.Errorf("list the kernel's rules with %s: %w", c[0], err)
+		}
+		if lines = chainLines(out.String(), id.String()); len(lines) > 0 {
+			return strings.Join(c, " "), lines, nil
+		}
+	}
+	return "", nil, fmt.Errorf("no listing of the kernel's rules names %s", id)
+}
+
+// chainLines returns the rules of an iptables-save listing that name a Service in
+// their comment, and those of the chains that these lead to.
+func chainLines(listing, service string) []string {
+	wanted := map[string]bool{}
+	var out []string
+	for again := true; again; {
+		again = false
+		out = out[:0]
+		for line := range strings.Lines(listing) {
+			line = strings.TrimSpace(line)
+			f := strings.Fields(line)
+			if len(f) < 2 || f[0] != "-A" {
+				continue
+			}
+			named := strings.Contains(line, `"`+service+" ") || strings.Contains(line, `"`+service+`"`) || strings.Contains(line, "--comment "+service+" ")
+			if !named && !wanted[f[1]] {
+				continue
+			}
+			out = append(out, line)
+			for i, word := range f[:len(f)-1] {
+				target := f[i+1]
+				if (word == "-j" || word == "-g") && isServiceChain(target) && !wanted[target] {
+					wanted[target], again = true, true
+				}
+			}
+		}
+	}
+	return out
+}
+
+// isServiceChain tells the chains of one Service from those that all share.
+func isServiceChain(name string) bool {
+	for _, prefix := range []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,248 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/svcproxy/svcproxy/internal/cluster"
+	"github.com/svcproxy/svcproxy/internal/cluster/kube"
+	"github.com/svcproxy/svcproxy/internal/config"
+	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/metrics"
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/planner"
+	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
+)
+
+// proxy is everything of a running proxy, wired in newProxy from the facts on the
+// left to the kernel on the right:
+//
+//	sources -> state -> planner -> loop -> backend
+//
+// with the servers, the events and the configuration file at its sides.
+type proxy struct {
+	env      Env
+	flags    *config.Flags
+	log      logControl
+	node     string
+	mode     dataplane.Mode
+	families []plan.Family
+	started  time.Time
+
+	live    *liveConfig
+	sources *sources
+	state   *cluster.State
+	planner *planner.Planner // the loop's goroutine alone calls it
+	loop    *dataplane.Loop
+	metrics *metrics.Metrics
+	events  *events
+
+	mu     sync.Mutex // guards kernel
+	kernel []string   // settings that could not be made
+}
+
+// newProxy sets everything up; it reads a kubeconfig and the host's addresses, and
+// starts and writes nothing.
+func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Config, mode dataplane.Mode, log logControl) (*proxy, error) {
+	p := &proxy{env: env, flags: flags, log: log, mode: mode, started: time.Now()}
+	p.live = newLiveConfig(c, flags.ConfigFile, p.started)
+	var err error
+	if p.node, err = nodeName(env, c); err != nil {
+		return nil, err
+	}
+	if p.families, err = hostFamilies(ctx, env, mode); err != nil {
+		return nil, err
+	}
+	if p.sources, err = newSources(c, p.node, false, env.buildVersion(), log.Logger); err != nil {
+		return nil, err
+	}
+	p.events = &events{log: log.Logger, node: p.node}
+	if p.sources.client != nil {
+		p.events.recorder = kube.NewRecorder(p.sources.client, kube.RecorderOptions{Node: p.node, Log: log.Logger})
+	}
+	p.metrics = metrics.New(mode.Name, metrics.Build{Version: env.buildVersion()}, log.Logger)
+
+	p.state = cluster.NewState(time.Now)
+	addrs, err := env.Host.Addrs()
+	if err != nil {
+		return nil, err
+	}
+	p.state.SetHost(addrs)
+	p.planner = planner.New(p.state, plannerOptions(c, p.node, p.families))
+	backend, err := mode.New(modeEnv(c, log.Logger, p.metrics, p.families))
+	if err != nil {
+		return nil, fmt.Errorf("set up mode %s: %w", mode.Name, err)
+	}
+	p.loop = dataplane.New(dataplane.Config{
+		Mode: mode.Name, Planner: p.planner, Backend: backend, Families: p.families,
+		Log: log.Logger, Stats: p.metrics, Flows: &conntrack.Kernel{},
+		Notes: p.events.notes, Age: p.state.Age, First: func() { p.firstSync(ctx) },
+		Settings: loopSettings(c),
+	})
+	p.compute()
+	return p, nil
+}
+
+func loopSettings(c *config.Config) dataplane.Settings {
+	return dataplane.Settings{MinInterval: c.MinSyncPeriod, SyncPeriod: c.SyncPeriod}
+}
+
+// compute defines the metrics that are looked up when they are asked for.
+func (p *proxy) compute() {
+	p.metrics.Compute("svcproxy_view_age_seconds", func() float64 { return p.state.Age().Seconds() })
+	p.metrics.Compute("svcproxy_services", func() float64 { n, _ := p.state.Counts(); return float64(n) })
+	p.metrics.Compute("svcproxy_endpoints", func() float64 { _, n := p.state.Counts(); return float64(n) })
+	p.metrics.Compute("svcproxy_synced", func() float64 {
+		if p.loop.Synced() {
+			return 1
+		}
+		return 0
+	})
+}
+
+// run runs the proxy until ctx ends; then the kernel keeps forwarding as it does.
+// It returns early only for what cannot heal. content is that of the configuration
+// file.
+func (p *proxy) run(ctx context.Context, content []byte) error {
+	c := p.live.get()
+	p.log.Info("svcproxy starts", "version", p.env.buildVersion(), "node", p.node, "mode", p.mode.Name,
+		"families", fmt.Sprint(p.families), "sources", strings.Join(p.sourceNames(), ", "))
+	for _, w := range addressWarnings(c, p.families) {
+		p.log.Warn("configuration: " + w)
+	}
+	if err := p.env.Host.IPv6(); err != nil {
+		p.log.Info("IPv6 is off", "why", err)
+	}
+	p.announce(c)
+	p.setUpKernel(c)
+
+	g := newGroup(ctx)
+	for _, follow := range p.sources.follow(p.state) {
+		g.run(follow)
+	}
+	g.run(p.followAddresses)
+	g.run(p.loop.Run)
+	if p.events.recorder != nil {
+		g.run(func(ctx context.Context) error { p.events.recorder.Run(ctx); return nil })
+	}
+	if p.flags.ConfigFile != "" {
+		g.run(func(ctx context.Context) error { return p.followConfig(ctx, content) })
+	}
+	err := g.wait()
+	if err == nil {
+		p.log.Info("svcproxy ends; the kernel keeps forwarding")
+	}
+	return err
+}
+
+// announce tells the cluster that this node's proxy starts.
+func (p *proxy) announce(c *config.Config) {
+	p.events.onNode("Starting", false, "svcproxy starts in "+p.mode.Name+" mode")
+	if c.ModeDefault {
+		p.log.Info("no mode is configured", "default", p.mode.Name)
+	}
+}
+
+// setUpKernel makes the kernel's settings and remembers what failed.
+func (p *proxy) setUpKernel(c *config.Config) {
+	failed := setUpKernel(p.env.Host, c.Conntrack, p.log.Logger)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kernel = failed
+}
+
+// followAddresses keeps the addresses of the host's interfaces up to date.
+func (p *proxy) followAddresses(ctx context.Context) error {
+	const pause = 5 * time.Second
+	for {
+		err := p.env.Host.Watch(ctx, p.state.SetHost)
+		if ctx.Err() != nil {
+			return nil
+		}
+		p.log.Warn("changes of the host's addresses are not seen for now", "err", err, "retry", pause)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// firstSync is called once, when the whole plan is in the kernel.
+func (p *proxy) firstSync(ctx context.Context) {
+	p.log.Info("the kernel is programmed", "after", time.Since(p.started).Round(time.Millisecond))
+	for _, m := range builtModes() {
+		if m.Name == p.mode.Name {
+			continue
+		}
+		// What another mode left would keep answering beside this one.
+		if err := m.Cleanup(ctx, modeEnv(p.live.get(), p.log.Logger, p.metrics, p.families)); err != nil {
+			p.log.Warn("objects of another mode could not be removed", "mode", m.Name, "err", err)
+		}
+	}
+	// Reading and planning everything took memory that is not needed again.
+	go debug.FreeOSMemory()
+}
+
+// sourceNames says where the facts come from.
+func (p *proxy) sourceNames() []string {
+	out := append([]string(nil), p.live.get().Manifests...)
+	if p.sources.client != nil {
+		out = append(out, p.sources.client.Host())
+	}
+	return out
+}
+
+// getStatus is what /status serves.
+func (p *proxy) getStatus() status {
+	s := status{
+		Version: p.env.buildVersion(), Node: p.node, Started: p.started,
+		Config: p.live.getStatus(), Sources: p.sourceNames(), Loop: p.loop.Status(),
+	}
+	s.Services, s.Endpoints = p.state.Counts()
+	p.mu.Lock()
+	s.Problems = append(s.Problems, p.kernel...)
+	p.mu.Unlock()
+	for _, f := range p.sources.files {
+		for _, problem := range f.Problems() {
+			s.Problems = append(s.Problems, problem.String())
+		}
+	}
+	return s
+}
+
+// group runs functions side by side; the first error ends all.
+type group struct {
+	parent context.Context
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup
+}
+
+func newGroup(ctx context.Context) *group {
+	g := &group{parent: ctx}
+	g.ctx, g.cancel = context.WithCancelCause(ctx)
+	return g
+}
+
+func (g *group) run(f func(context.Context) error) {
+	g.wg.Go(func() {
+		if err := f(g.ctx); err != nil {
+			g.cancel(err)
+		}
+	})
+}
+
+// wait returns the first error, nil if all ended because they were told to.
+func (g *group) wait() error {
+	g.wg.Wait()
+	defer g.cancel(nil)
+	if g.parent.Err() != nil {
+		return nil
+	}
+	return context.Cause(g.ctx)
+}

@@ -1,0 +1,112 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/svcproxy/svcproxy/internal/config"
+	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+// runProxy does what the proxy's command line asks for: run it, or one of the
+// things after which the program ends.
+func runProxy(ctx context.Context, env Env, flags *config.Flags) error {
+	switch {
+	case flags.Version == "true" || flags.Version == "raw":
+		return env.printVersion(flags.Version)
+	case strings.HasPrefix(flags.Version, "v"):
+		env.Version = flags.Version
+	case flags.Version != "" && flags.Version != "false":
+		return fmt.Errorf("flag --version: %q is none of true, raw and a version like v1.2.3", flags.Version)
+	}
+	content := &lastRead{read: env.ReadFile}
+	c, warnings, err := flags.Load(content.file)
+	if err != nil {
+		warn(env, warnings)
+		return err
+	}
+	if flags.WriteConfigTo != "" {
+		warn(env, warnings)
+		return writeConfig(c, flags.WriteConfigTo)
+	}
+	log := newLog(env.Stderr, c.Log)
+	if err := log.bridgeKlog(c.Log.Verbosity); err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		log.Warn("configuration: " + w)
+	}
+	if flags.Cleanup {
+		return cleanup(ctx, c, log.Logger)
+	}
+	mode, err := modeNamed(c.Mode)
+	if err != nil {
+		return err
+	}
+	if err := mode.Supported(ctx); err != nil {
+		return fmt.Errorf("mode %s cannot work on this host: %w", mode.Name, err)
+	}
+	setUpProcess(c, env.Getenv, log.Logger)
+	if flags.InitOnly {
+		setUpKernel(env.Host, c.Conntrack, log.Logger)
+		return nil
+	}
+	p, err := newProxy(ctx, env, flags, c, mode, log)
+	if err != nil {
+		return err
+	}
+	return p.run(ctx, content.bytes)
+}
+
+// lastRead remembers what was read last.
+type lastRead struct {
+	read  func(string) ([]byte, error)
+	bytes []byte
+}
+
+func (l *lastRead) file(name string) ([]byte, error) {
+	b, err := l.read(name)
+	l.bytes = b
+	return b, err
+}
+
+// writeConfig answers --write-config-to.
+func writeConfig(c *config.Config, name string) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	if _, err := c.WriteTo(f); err != nil {
+		_ = f.Close()
+		return fmt.Errorf("write configuration to %s: %w", name, err)
+	}
+	if err := f.Close(); err != nil {
+		return fmt.Errorf("write configuration to %s: %w", name, err)
+	}
+	return nil
+}
+
+// loadConfig parses a command line of the proxy.
+func loadConfig(env Env, args []string) (*config.Config, []string, error) {
+	flags := config.NewFlags()
+	cmd := newRunWith(env, flags)
+	if err := cmd.ParseFlags(args); err != nil {
+		return nil, nil, err
+	}
+	return flags.Load(env.ReadFile)
+}
+
+// hostFamilies returns the families that this host can do in a mode; that IPv6 is
+// missing is said once.
+func hostFamilies(ctx context.Context, env Env, _ dataplane.Mode) ([]plan.Family, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := env.Host.IPv6(); err != nil {
+		return []plan.Family{plan.IPv4}, nil
+	}
+	return plan.Families[:], nil
+}

@@ -1,0 +1,127 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/svcproxy/svcproxy/internal/cluster"
+	"github.com/svcproxy/svcproxy/internal/cluster/file"
+	"github.com/svcproxy/svcproxy/internal/cluster/kube"
+	"github.com/svcproxy/svcproxy/internal/config"
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/planner"
+)
+
+// sources are where the facts come from: directories of manifests, then the API
+// server; of two objects of one name the one of the earlier source counts.
+type sources struct {
+	files  []*file.Source
+	api    *kube.Source // nil: no API server is asked
+	client *kube.Client // nil with it
+}
+
+// newSources sets up what is configured; nothing is read but a kubeconfig.
+func newSources(c *config.Config, node string, everything bool, version string, log *slog.Logger) (*sources, error) {
+	s := &sources{}
+	for _, dir := range c.Manifests {
+		s.files = append(s.files, file.New(dir, file.Options{Node: node, Log: log}))
+	}
+	if !usesAPI(c) {
+		return s, nil
+	}
+	client, err := kube.NewClient(kube.Connection{
+		Kubeconfig: c.Client.Kubeconfig, Master: c.Client.Master,
+		ContentType: c.Client.ContentType, AcceptContentTypes: c.Client.AcceptContentTypes,
+		QPS: c.Client.QPS, Burst: c.Client.Burst,
+		UserAgent: "svcproxy/" + version,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.client = client
+	s.api = kube.NewSource(client, kube.Options{
+		Node: node, ServiceProxyName: c.ServiceProxyName, Everything: everything,
+		Staleness: c.Staleness, Log: log,
+	})
+	return s, nil
+}
+
+// follow returns what has to run so that everything reaches the state, and stays
+// up to date.
+func (s *sources) follow(state *cluster.State) []func(context.Context) error {
+	var out []func(context.Context) error
+	for i, f := range s.files {
+		sink := state.Sink(fileSourceName(i), file.Delivers()...)
+		out = append(out, func(ctx context.Context) error { return f.Run(ctx, sink) })
+	}
+	if s.api != nil {
+		sink := state.Sink("API server", s.api.Kinds()...)
+		out = append(out, func(ctx context.Context) error { return s.api.Run(ctx, sink) })
+	}
+	return out
+}
+
+// load delivers everything once.
+func (s *sources) load(ctx context.Context, state *cluster.State) error {
+	for i, f := range s.files {
+		if err := f.Load(state.Sink(fileSourceName(i), file.Delivers()...)); err != nil {
+			return err
+		}
+	}
+	if s.api != nil {
+		return s.api.Load(ctx, state.Sink("API server", s.api.Kinds()...))
+	}
+	return nil
+}
+
+func fileSourceName(i int) string { return fmt.Sprintf("manifests %d", i+1) }
+
+// surveyOptions say for which node to plan.
+type surveyOptions struct {
+	node       string        // "": the configured one, or this host
+	addrs      []netip.Addr  // of its interfaces; nil: this host's
+	families   []plan.Family // nil: those that this host can do
+	everything bool          // also read objects that a proxy has no use for
+}
+
+// surveyed are the facts as they are now, and a planner over them.
+type surveyed struct {
+	state   *cluster.State
+	planner *planner.Planner
+}
+
+// survey reads all facts once.
+func survey(ctx context.Context, env Env, c *config.Config, o surveyOptions) (*surveyed, error) {
+	log := newLog(env.Stderr, c.Log)
+	if err := log.bridgeKlog(c.Log.Verbosity); err != nil {
+		return nil, err
+	}
+	var err error
+	if o.node == "" {
+		if o.node, err = nodeName(env, c); err != nil {
+			return nil, err
+		}
+	}
+	if o.families == nil {
+		o.families = plan.Families[:]
+	}
+	src, err := newSources(c, o.node, o.everything, env.buildVersion(), log.Logger)
+	if err != nil {
+		return nil, err
+	}
+	if o.addrs == nil {
+		if o.addrs, err = env.Host.Addrs(); err != nil {
+			return nil, err
+		}
+	}
+	s := &surveyed{state: cluster.NewState(time.Now)}
+	s.state.SetHost(o.addrs)
+	if err := src.load(ctx, s.state); err != nil {
+		return nil, err
+	}
+	s.planner = planner.New(s.state, plannerOptions(c, o.node, o.families))
+	return s, nil
+}
