@@ -162,6 +162,9 @@ type Frontend struct {
 type Endpoint struct {
 	Addr   netip.AddrPort
 	OnNode bool
+	// Elsewhere: known to run on another node, so that this node's pods cannot be
+	// it. An endpoint of which nobody says where it runs is neither.
+	Elsewhere bool
 	// Weight is the endpoint's share relative to the pool's others; 0 takes no
 	// new flows. The default is 1.
 	Weight uint16
