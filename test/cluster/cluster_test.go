@@ -340,7 +340,7 @@ func (w *world) hasEvent(t *testing.T, kind, name, reason string) error {
 // survivesAPIServer crashes the API server (asked to end, it would wait a minute
 // for its watchers), starts it again and changes endpoints.
 func (w *world) survivesAPIServer(t *testing.T) {
-	w.plane.server.mustEnd(t, os.Kill)
+	_ = w.plane.server.mustEnd(t, os.Kill) // the kill is all that Wait has to say
 	w.mustFlow(t, reference("httpd-1", "httpd-2", "httpd-3")...)
 	w.plane.startServer(t, planeIP)
 	w.admin.mustApply(t, `apiVersion: discovery.k8s.io/v1
