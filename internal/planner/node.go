@@ -42,7 +42,7 @@ func (p *Planner) environment() environment {
 		host:      p.state.Host(),
 	}
 	if e.node == nil {
-		e.node = p.env.node
+		e.node = p.lastNode()
 	}
 	if e.node != nil {
 		e.zone = e.node.Zone
@@ -61,6 +61,14 @@ func (p *Planner) environment() environment {
 		e.podsKnown[f] = p.localTraffic(&e, f).Kind != plan.LocalUnknown
 	}
 	return e
+}
+
+// lastNode returns the Node as it was last known, nil: never.
+func (p *Planner) lastNode() *cluster.Node {
+	if n := p.env.node; n != nil && n.Name == p.opt.NodeName {
+		return n
+	}
+	return nil
 }
 
 // localTraffic says how this node's pods of family f are recognised.
@@ -153,15 +161,30 @@ func (p *Planner) nodeNotes() []plan.Note {
 		notes.problems(n.Problems)
 	}
 	for _, f := range p.opt.Families {
-		selected := p.opt.NodePorts.prefixes(f, p.env.ips[f])
-		if len(selected) == 0 && !p.opt.NodePorts.empty() && p.claims.nodePorts[f] > 0 {
-			notes.warn(NodePortsOpen, "nodePortAddresses %s selects no %s address, so that node ports answer on all %s addresses of the node: add a range of that family", p.opt.NodePorts, f, f)
-		}
+		p.remarkNodePorts(f, &notes)
 		if !p.env.podsKnown[f] {
 			notes.info(PodsUnknown, "detectLocalMode %s knows no %s pod range: no %s traffic to ClusterIPs is masqueraded, and with externalTrafficPolicy Local pods reach this node's endpoints only; set clusterCIDR or another detectLocalMode", p.opt.Local.Kind, f, f)
 		}
 	}
 	return notes.list
+}
+
+// remarkNodePorts warns if node ports of family f answer on other addresses than
+// the setting seems to say. A family without node ports is not worth a word.
+func (p *Planner) remarkNodePorts(f plan.Family, notes *noter) {
+	if p.claims.nodePorts[f] == 0 {
+		return
+	}
+	selected := p.opt.NodePorts.prefixes(f, p.env.ips[f])
+	if len(selected) == 0 && !p.opt.NodePorts.empty() {
+		notes.warn(NodePortsOpen, "nodePortAddresses %s selects no %s address, so that node ports answer on all %s addresses of the node: add a range of that family", p.opt.NodePorts, f, f)
+	}
+	hasAddr := slices.ContainsFunc(p.env.host, func(a netip.Addr) bool {
+		return plan.FamilyOf(a) == f && !a.IsLoopback() && !isLinkLocal6(a)
+	})
+	if np := p.plan.Node.NodePorts[f]; hasAddr && len(np.Addrs) == 0 && !np.Loopback {
+		notes.warn(NodePortsNone, "nodePortAddresses %s covers no %s address of this node, so that its %s node ports answer nowhere: correct the range or remove it", p.opt.NodePorts, f, f)
+	}
 }
 
 // String is the list as in kube-proxy's configuration.

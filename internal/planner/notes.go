@@ -45,6 +45,7 @@ const (
 	NodeUnknown   plan.Reason = "NodeUnknown"   // no Node of that name
 	NodeGone      plan.Reason = "NodeGone"      // it was deleted
 	NodePortsOpen plan.Reason = "NodePortsOpen" // nodePortAddresses without this family
+	NodePortsNone plan.Reason = "NodePortsNone" // nodePortAddresses without an address of the host
 	PodsUnknown   plan.Reason = "PodsUnknown"   // pods cannot be told from other clients
 )
 

@@ -108,7 +108,7 @@ func (p *Planner) Ready() (ok bool, missing []string) {
 	_, missing = p.state.Complete()
 	n := p.state.Node()
 	if n == nil {
-		n = p.env.node
+		n = p.lastNode()
 	}
 	podCIDRs := p.opt.Local.Kind == NodeCIDR
 	switch {

@@ -123,22 +123,30 @@ func (d *draft) remarkFamily(f plan.Family) {
 	}
 }
 
-// remarkPort says why the port with index i, whose endpoints are in the buffers,
-// leads nowhere or not everywhere.
-func (d *draft) remarkPort(i int) {
-	port, b := &d.svc.Ports[i], &d.p.buf
+// remarkPort says why the port with index i, whose frontends are in buf, leads
+// nowhere or not everywhere. found is the number of its endpoints; usable: one of
+// them takes traffic.
+func (d *draft) remarkPort(i, found int, usable bool) {
+	port := &d.svc.Ports[i]
 	switch {
-	case len(b.cluster) == 0 && len(b.found) > 0:
-		d.notes.info(NoEndpoints, "port %s (%s): none of %d endpoints is ready, or terminating and still serving: connections are refused", portText(port), d.family, len(b.found))
-	case len(b.cluster) == 0:
-		if d.remarkMismatch(port) {
-			return
-		}
+	case !usable && found > 0:
+		d.notes.info(NoEndpoints, "port %s (%s): none of %d endpoints is ready, or terminating and still serving: connections are refused", portText(port), d.family, found)
+		return
+	case !usable && !d.remarkMismatch(port):
 		d.notes.info(NoEndpoints, "port %s (%s) has no endpoints: connections are refused", portText(port), d.family)
-	case len(b.local) == 0 && d.externalLocal():
-		d.notes.info(NoLocalEndpoints, "port %s (%s), externalTrafficPolicy Local: no endpoint is on this node, traffic from outside is dropped", portText(port), d.family)
-	case len(b.local) == 0 && d.svc.InternalLocal:
+		return
+	}
+	internal, external := false, false
+	for _, f := range d.p.buf.frontends {
+		dropped := f.Route[plan.FromOutside].Verdict == plan.Drop
+		internal = internal || dropped && f.Kind == plan.ClusterIP
+		external = external || dropped && f.Kind != plan.ClusterIP
+	}
+	if internal {
 		d.notes.info(NoLocalEndpoints, "port %s (%s), internalTrafficPolicy Local: no endpoint is on this node, traffic to the ClusterIP is dropped", portText(port), d.family)
+	}
+	if external {
+		d.notes.info(NoLocalEndpoints, "port %s (%s), externalTrafficPolicy Local: no endpoint is on this node, traffic from outside is dropped", portText(port), d.family)
 	}
 }
 
@@ -180,10 +188,10 @@ func (d *draft) remarkMismatch(port *cluster.ServicePort) bool {
 func (d *draft) remarkLost(w wanted) {
 	winner := d.p.claims.owner[w.key].name
 	if w.kind == plan.NodePort {
-		d.notes.warn(NodePortConflict, "spec.ports nodePort %d/%s (%s) belongs to the older Service %s: it does not lead here until that one gives it up; choose another node port", w.key.port, w.key.protocol, w.key.family, winner)
+		d.notes.warn(NodePortConflict, "spec.ports nodePort %d/%s (%s) belongs to Service %s, which comes first by age, then by name: it leads here once that one gives it up; choose another node port", w.key.port, w.key.protocol, w.key.family, winner)
 		return
 	}
-	d.notes.warn(AddressConflict, "%s %s port %d/%s belongs to the older Service %s: it does not lead here until that one gives it up; choose another address or port", w.kind, w.key.addr, w.key.port, w.key.protocol, winner)
+	d.notes.warn(AddressConflict, "%s %s port %d/%s belongs to Service %s, which comes first by age, then by name: it leads here once that one gives it up; choose another address or port", w.kind, w.key.addr, w.key.port, w.key.protocol, winner)
 }
 
 // portText is a port's name and number for messages.

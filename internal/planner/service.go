@@ -51,6 +51,9 @@ func (p *Planner) wantedBy(svc *cluster.Service) []wanted {
 			continue
 		}
 		for i := range svc.Ports {
+			if repeated(svc, i) {
+				continue
+			}
 			port := &svc.Ports[i]
 			want := func(kind plan.Kind, a netip.Addr, number uint16) {
 				if kind == plan.NodePort || plan.FamilyOf(a) == f {
@@ -106,6 +109,18 @@ func clusterIPOf(svc *cluster.Service, f plan.Family) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
+// repeated reports whether a port before that with index i has its name and
+// protocol, which are what tells ports apart.
+func repeated(svc *cluster.Service, i int) bool {
+	for j := range svc.Ports[:i] {
+		a, b := &svc.Ports[j], &svc.Ports[i]
+		if a.Protocol == b.Protocol && interned(a.Name) == interned(b.Name) {
+			return true
+		}
+	}
+	return false
+}
+
 func protocolOf(port *cluster.ServicePort) plan.Protocol {
 	switch port.Protocol {
 	case "UDP":
@@ -139,6 +154,9 @@ func (d *draft) planFamily(f plan.Family) plan.HealthPort {
 	d.setAllow()
 	d.p.buf.ready = d.p.buf.ready[:0]
 	for i := range d.svc.Ports {
+		if repeated(d.svc, i) {
+			continue
+		}
 		if sp := d.port(i); sp != nil {
 			d.p.buf.ports = append(d.p.buf.ports, sp)
 		}
@@ -206,11 +224,12 @@ func (d *draft) port(i int) *plan.ServicePort {
 			p.buf.ready = append(p.buf.ready, c.addr.Addr())
 		}
 	}
-	d.remarkPort(i)
+	found, usable := len(p.buf.found), len(p.buf.cluster) > 0
 	d.frontends(i)
 	if len(p.buf.frontends) == 0 {
 		return nil
 	}
+	d.remarkPort(i, found, usable)
 	base := p.plan.Services[id]
 	h, held := p.held[id]
 	if held {
