@@ -12,6 +12,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/cluster/kube"
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/health"
 	"github.com/svcproxy/svcproxy/internal/metrics"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/planner"
@@ -38,6 +39,7 @@ type proxy struct {
 	state   *cluster.State
 	planner *planner.Planner // the loop's goroutine alone calls it
 	loop    *dataplane.Loop
+	health  *health.Health
 	metrics *metrics.Metrics
 	events  *events
 
@@ -57,7 +59,7 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 	if p.families, err = hostFamilies(ctx, env, mode); err != nil {
 		return nil, err
 	}
-	if p.sources, err = newSources(c, p.node, false, env.buildVersion(), log.Logger); err != nil {
+	if p.sources, err = newSources(c, sourceOptions{node: p.node, version: env.buildVersion(), log: log.Logger, fileLog: log.Logger}); err != nil {
 		return nil, err
 	}
 	p.events = &events{log: log.Logger, node: p.node}
@@ -77,9 +79,13 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 	if err != nil {
 		return nil, fmt.Errorf("set up mode %s: %w", mode.Name, err)
 	}
+	p.health = health.New(health.Config{
+		Families: p.families, SyncPeriod: c.SyncPeriod, Eligible: p.eligible, Ready: p.ready,
+		Age: p.state.Age, AgeLimit: c.Staleness, Stats: p.metrics, Notes: p.events.notes, Log: log.Logger,
+	})
 	p.loop = dataplane.New(dataplane.Config{
 		Mode: mode.Name, Planner: p.planner, Backend: backend, Families: p.families,
-		Log: log.Logger, Stats: p.metrics, Flows: &conntrack.Kernel{},
+		Log: log.Logger, Stats: p.metrics, Health: p.health, Flows: &conntrack.Kernel{},
 		Notes: p.events.notes, Age: p.state.Age, First: func() { p.firstSync(ctx) },
 		Settings: loopSettings(c),
 	})
@@ -126,6 +132,10 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 	}
 	g.run(p.followAddresses)
 	g.run(p.loop.Run)
+	g.run(func(ctx context.Context) error { p.health.Run(ctx); return nil })
+	for _, server := range p.servers(c) {
+		g.run(server.Run)
+	}
 	if p.events.recorder != nil {
 		g.run(func(ctx context.Context) error { p.events.recorder.Run(ctx); return nil })
 	}
@@ -207,42 +217,6 @@ func (p *proxy) getStatus() status {
 	p.mu.Lock()
 	s.Problems = append(s.Problems, p.kernel...)
 	p.mu.Unlock()
-	for _, f := range p.sources.files {
-		for _, problem := range f.Problems() {
-			s.Problems = append(s.Problems, problem.String())
-		}
-	}
+	s.Problems = append(s.Problems, p.sources.problems()...)
 	return s
-}
-
-// group runs functions side by side; the first error ends all.
-type group struct {
-	parent context.Context
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup
-}
-
-func newGroup(ctx context.Context) *group {
-	g := &group{parent: ctx}
-	g.ctx, g.cancel = context.WithCancelCause(ctx)
-	return g
-}
-
-func (g *group) run(f func(context.Context) error) {
-	g.wg.Go(func() {
-		if err := f(g.ctx); err != nil {
-			g.cancel(err)
-		}
-	})
-}
-
-// wait returns the first error, nil if all ended because they were told to.
-func (g *group) wait() error {
-	g.wg.Wait()
-	defer g.cancel(nil)
-	if g.parent.Err() != nil {
-		return nil
-	}
-	return context.Cause(g.ctx)
 }

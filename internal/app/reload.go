@@ -94,6 +94,7 @@ func (p *proxy) apply(ctx context.Context, c *config.Config) {
 	}
 	setOOMScore(c.OOMScoreAdj, p.log.Logger)
 	p.setUpKernel(c)
+	p.health.SetSyncPeriod(c.SyncPeriod)
 	p.loop.SetSettings(loopSettings(c))
 	options := plannerOptions(c, p.node, p.families)
 	if err := p.loop.Do(ctx, func() { p.planner.SetOptions(options) }); err != nil && ctx.Err() == nil {

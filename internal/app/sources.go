@@ -23,11 +23,20 @@ type sources struct {
 	client *kube.Client // nil with it
 }
 
+// sourceOptions say what sources are to read, and where they tell.
+type sourceOptions struct {
+	node       string
+	everything bool // also objects that a proxy has no use for
+	version    string
+	log        *slog.Logger
+	fileLog    *slog.Logger // for problems in manifests; nil: they are only kept
+}
+
 // newSources sets up what is configured; nothing is read but a kubeconfig.
-func newSources(c *config.Config, node string, everything bool, version string, log *slog.Logger) (*sources, error) {
+func newSources(c *config.Config, o sourceOptions) (*sources, error) {
 	s := &sources{}
 	for _, dir := range c.Manifests {
-		s.files = append(s.files, file.New(dir, file.Options{Node: node, Log: log}))
+		s.files = append(s.files, file.New(dir, file.Options{Node: o.node, Log: o.fileLog}))
 	}
 	if !usesAPI(c) {
 		return s, nil
@@ -36,15 +45,15 @@ func newSources(c *config.Config, node string, everything bool, version string, 
 		Kubeconfig: c.Client.Kubeconfig, Master: c.Client.Master,
 		ContentType: c.Client.ContentType, AcceptContentTypes: c.Client.AcceptContentTypes,
 		QPS: c.Client.QPS, Burst: c.Client.Burst,
-		UserAgent: "svcproxy/" + version,
+		UserAgent: "svcproxy/" + o.version,
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.client = client
 	s.api = kube.NewSource(client, kube.Options{
-		Node: node, ServiceProxyName: c.ServiceProxyName, Everything: everything,
-		Staleness: c.Staleness, Log: log,
+		Node: o.node, ServiceProxyName: c.ServiceProxyName, Everything: o.everything,
+		Staleness: c.Staleness, Log: o.log,
 	})
 	return s, nil
 }
@@ -75,6 +84,17 @@ func (s *sources) load(ctx context.Context, state *cluster.State) error {
 		return s.api.Load(ctx, state.Sink("API server", s.api.Kinds()...))
 	}
 	return nil
+}
+
+// problems returns what is wrong in the manifests now.
+func (s *sources) problems() []string {
+	var out []string
+	for _, f := range s.files {
+		for _, p := range f.Problems() {
+			out = append(out, p.String())
+		}
+	}
+	return out
 }
 
 func fileSourceName(i int) string { return fmt.Sprintf("manifests %d", i+1) }
@@ -108,7 +128,7 @@ func survey(ctx context.Context, env Env, c *config.Config, o surveyOptions) (*s
 	if o.families == nil {
 		o.families = plan.Families[:]
 	}
-	src, err := newSources(c, o.node, o.everything, env.buildVersion(), log.Logger)
+	src, err := newSources(c, sourceOptions{node: o.node, everything: o.everything, version: env.buildVersion(), log: log.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -122,6 +142,7 @@ func survey(ctx context.Context, env Env, c *config.Config, o surveyOptions) (*s
 	if err := src.load(ctx, s.state); err != nil {
 		return nil, err
 	}
+	warn(env, src.problems())
 	s.planner = planner.New(s.state, plannerOptions(c, o.node, o.families))
 	return s, nil
 }

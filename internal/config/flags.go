@@ -14,7 +14,7 @@ import (
 // then Load as often as the configuration file changes.
 type Flags struct {
 	// ConfigFile names the configuration file. With it every other flag is
-	// ignored but those that File's documentation lists as kept.
+	// ignored but those that Load lists.
 	ConfigFile string
 	// WriteConfigTo: write the resulting configuration to this file and exit.
 	WriteConfigTo string
@@ -64,6 +64,13 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	f.registerNode(fs)
 	f.registerLogging(fs)
 	registerRetired(fs)
+}
+
+// Values returns all flags with their values, for people to look at.
+func (f *Flags) Values() map[string]string {
+	out := map[string]string{}
+	f.set.VisitAll(func(o *pflag.Flag) { out[o.Name] = o.Value.String() })
+	return out
 }
 
 func (f *Flags) registerActions(fs *pflag.FlagSet) {

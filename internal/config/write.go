@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 
@@ -30,11 +29,9 @@ func (c *Config) WriteTo(w io.Writer) (int64, error) {
 	return out.WriteTo(w)
 }
 
-// MarshalJSON returns the body of /configz: the documents of the file, each under
-// its API group. Nothing secret is in them; the kubeconfig is only named.
-func (c *Config) MarshalJSON() ([]byte, error) {
-	return json.Marshal(map[string]any{"kubeproxy.config.k8s.io": c.written(), "svcproxy.io": c.own})
-}
+// Proxy returns the configuration as the v1alpha1 object that kube-proxy's /configz
+// shows. Nothing secret is in it; the kubeconfig is only named.
+func (c *Config) Proxy() *v1alpha1.KubeProxyConfiguration { return c.written() }
 
 // written is the configuration as kube-proxy would write it: sync periods and
 // masqueradeAll only in the section of the mode that they act on.

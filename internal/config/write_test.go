@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"strings"
 	"testing"
@@ -69,19 +68,10 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-func TestConfigz(t *testing.T) {
-	data, err := json.Marshal(mustLoad(t, "--nodeport-addresses=primary", "--manifests=/a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var body map[string]map[string]any
-	if err := json.Unmarshal(data, &body); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]any{"primary"}, body["kubeproxy.config.k8s.io"]["nodePortAddresses"]); diff != "" {
-		t.Errorf("-want +have:\n%s", diff)
-	}
-	if diff := cmp.Diff([]any{"/a"}, body["svcproxy.io"]["manifests"]); diff != "" {
+// What /configz shows leaves keywords as they are.
+func TestProxy(t *testing.T) {
+	p := mustLoad(t, "--nodeport-addresses=primary", "--kubeconfig=/k").Proxy()
+	if diff := cmp.Diff([]string{"primary", "/k"}, append(p.NodePortAddresses, p.ClientConnection.Kubeconfig)); diff != "" {
 		t.Errorf("-want +have:\n%s", diff)
 	}
 }
