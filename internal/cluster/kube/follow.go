@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -42,10 +43,28 @@ type follower struct {
 	// plainList: the last attempt to stream a list stalled.
 	plainList bool
 	// progress: something came since the last pause.
-	progress bool
-	retries  int
+	progress  bool
+	retries   int
+	confirmed time.Time // when the server last said anything
 	// absence is the reason given in the log for a kind that is not there.
 	absence string
+	// epoch is that of the path over which the sink was last brought up to date.
+	epoch uint32
+}
+
+// path is the way to the server that all followers of a source share.
+type path struct {
+	born  time.Time
+	seen  atomic.Int64  // when anything last came over it, as time since born
+	epoch atomic.Uint32 // how often it was given up
+}
+
+// confirm notes that something came.
+func (p *path) confirm() { p.seen.Store(int64(time.Since(p.born))) }
+
+// silentFor reports whether nothing came at all for so long.
+func (p *path) silentFor(d time.Duration) bool {
+	return time.Since(p.born)-time.Duration(p.seen.Load()) >= d
 }
 
 func newFollower(s *Source, f *feed, to cluster.Sink) *follower {
@@ -84,16 +103,29 @@ func (f *follower) run(ctx context.Context) {
 		case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
 			listed = false
 		case errors.Is(err, errSilent):
-			// The connection may lead to a server that is gone, or to a middlebox
-			// that keeps it up: a new one may lead elsewhere. The watches of the
-			// other kinds continue from where they were.
-			f.src.client.conns.CloseAll()
+			listed = false
+			f.giveUpPath()
+		}
+		if f.epoch != f.src.path.epoch.Load() {
 			listed = false
 		}
 		if err != nil {
 			f.src.trouble.report(f.kind, err)
 		}
 		f.pause(ctx, err)
+	}
+}
+
+// giveUpPath is called when this kind was silent. If the others were too, though
+// a bookmark of one of them was due, the connections may lead to a server that is
+// gone, or end in a middlebox that keeps them up: new ones may lead elsewhere, and
+// what came over the old ones is not to be trusted, so all kinds are listed again.
+func (f *follower) giveUpPath() {
+	p := f.src.path
+	if f.epoch == p.epoch.Load() && p.silentFor(f.src.opts.Staleness/2) {
+		p.epoch.Add(1)
+		p.confirm() // the new path has its own time
+		f.src.client.conns.CloseAll()
 	}
 }
 
@@ -253,6 +285,10 @@ func (f *follower) follow(ctx context.Context, w *stream) error {
 	defer w.stop()
 	for {
 		e, ok, err := w.next(ctx)
+		if err == nil && !ok && time.Since(f.confirmed) > f.src.opts.Staleness {
+			// One short watch after another, and nothing in any of them.
+			err = errSilent
+		}
 		if err != nil || !ok {
 			return err
 		}
@@ -296,7 +332,10 @@ func (f *follower) take(e watch.Event, initial bool) (listEnd bool, err error) {
 }
 
 // begin starts a new list.
-func (f *follower) begin() { f.list++ }
+func (f *follower) begin() {
+	f.list++
+	f.epoch = f.src.path.epoch.Load()
+}
 
 // put hands an object over.
 func (f *follower) put(o runtime.Object) error {
@@ -325,6 +364,8 @@ func (f *follower) complete() {
 // confirm notes that the server answers.
 func (f *follower) confirm() {
 	f.to.Seen(f.kind)
+	f.confirmed = time.Now()
+	f.src.path.confirm()
 	if !f.progress {
 		f.progress = true
 		f.src.trouble.report(f.kind, nil)

@@ -226,6 +226,20 @@ func (w *world) requests(kind, verb string) []apiserver.Request {
 	return out
 }
 
+// mustWatch waits until every kind is watched.
+func (w *world) mustWatch() {
+	w.t.Helper()
+	mustBecome(w.t, "all watches are open", func() bool {
+		live := 0
+		for _, x := range w.server.Watches() {
+			if x.Live {
+				live++
+			}
+		}
+		return live == 4
+	})
+}
+
 // logLines collects what is logged.
 type logLines struct {
 	mu    sync.Mutex

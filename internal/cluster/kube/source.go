@@ -50,6 +50,7 @@ type Source struct {
 	client  *Client
 	opts    Options
 	trouble *trouble
+	path    *path
 }
 
 // NewSource returns a source that has done nothing yet.
@@ -69,7 +70,7 @@ func NewSource(c *Client, o Options) *Source {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Source{client: c, opts: o, trouble: newTrouble(o.Log.With("server", c.host))}
+	return &Source{client: c, opts: o, trouble: newTrouble(o.Log.With("server", c.host)), path: &path{born: time.Now()}}
 }
 
 // Kinds are the kinds that a Source delivers.

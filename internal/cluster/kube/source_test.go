@@ -111,7 +111,7 @@ func TestResume(t *testing.T) {
 		w.sink.mustSync(t)
 		before := len(w.requests("Service", "list"))
 		w.put(node("elsewhere", "192.0.2.7")) // moves the version, not the watch of Services
-		mustBecome(t, "all watches are open", func() bool { return len(w.server.Watches()) == 4 })
+		w.mustWatch()
 		seen := 0
 		w.sink.mustReach(t, "first view", func() bool { seen = w.sink.seen[cluster.Services]; return true })
 		w.server.Bookmark()
@@ -205,6 +205,26 @@ func TestSilence(t *testing.T) {
 	})
 }
 
+// TestShortWatches: something between us and the server ends every watch before
+// a bookmark is due, and the server has lost its history.
+func TestShortWatches(t *testing.T) {
+	w := newWorld(t, apiserver.Options{}, "")
+	w.server.SetResourceVersion(5000)
+	w.put(service("one", "10.0.0.1"))
+	o := w.options()
+	o.Staleness = 300 * time.Millisecond
+	w.run(o)
+	w.sink.mustSync(t)
+	w.server.SetResourceVersion(100)
+	w.put(service("two", "10.0.0.2"))
+	mustBecome(t, "the new Service, between the ends of watches", func() bool {
+		w.server.Disconnect()
+		w.sink.mu.Lock()
+		defer w.sink.mu.Unlock()
+		return len(w.sink.services) == 2
+	})
+}
+
 // TestNoAnswer: a request that is never answered is given up as well.
 func TestNoAnswer(t *testing.T) {
 	variants(t, func(t *testing.T, v variant) {
@@ -282,7 +302,7 @@ func TestRestoredBackup(t *testing.T) {
 		w.server.Delete("Service", "d", "one")
 		w.put(service("two", "10.0.0.2"))
 		w.restart()
-		mustBecome(t, "all watches are back", func() bool { return len(w.server.Watches()) == 4 })
+		w.mustWatch()
 		w.server.Bookmark()
 		w.sink.mustHold(t, "d/two")
 		w.put(service("three", "10.0.0.3"))
