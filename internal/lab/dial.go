@@ -56,14 +56,16 @@ func OutcomeOf(err error) Outcome {
 type Answer struct {
 	Server string
 	Seen   netip.AddrPort // the peer, as the server sees it
+	// Question is the number of the question that it answers, counted from 1.
+	Question int
 }
 
-// Flow is an open connection, or a socket with a fixed destination for UDP. Not
-// safe for concurrent use, except Close.
+// Flow is an open connection, or a socket with a fixed destination for UDP. One
+// goroutine may send while another receives, and a third closes it.
 type Flow struct {
 	s      *socket
-	r      *bufio.Reader
-	asked  int
+	r      *bufio.Reader // used by the receiver
+	asked  int           // used by the sender
 	abrupt bool
 }
 
@@ -94,24 +96,39 @@ func (h *Host) DialContext(ctx context.Context, network, address string) (net.Co
 // Local returns the flow's own address.
 func (f *Flow) Local() netip.AddrPort { return f.s.local() }
 
-// Ask sends a line and reads the server's answer to it, within the time given.
-// After an error the flow may be asked again if it is UDP.
-func (f *Flow) Ask(within time.Duration) (Answer, error) {
+// Proto returns the flow's protocol.
+func (f *Flow) Proto() Proto { return f.s.proto }
+
+// Send sends a question. For UDP the error may be the ICMP answer to an earlier one.
+func (f *Flow) Send() error {
 	f.asked++
+	_, err := fmt.Fprintf(f.s, "%d\n", f.asked)
+	return err
+}
+
+// Receive waits for the next answer, without limit unless Ask has set one.
+func (f *Flow) Receive() (Answer, error) {
+	line, err := f.line()
+	if err != nil {
+		return Answer{}, err
+	}
+	return parseAnswer(line)
+}
+
+// Ask sends a question and waits for the server's answer to it, for at most the
+// time given. After an error the flow may be asked again if it is UDP.
+func (f *Flow) Ask(within time.Duration) (Answer, error) {
 	if err := f.s.SetDeadline(time.Now().Add(within)); err != nil {
 		return Answer{}, err
 	}
-	if _, err := fmt.Fprintf(f.s, "%d\n", f.asked); err != nil {
+	defer f.s.SetDeadline(time.Time{})
+	if err := f.Send(); err != nil {
 		return Answer{}, err
 	}
 	for {
-		line, err := f.line()
-		if err != nil {
-			return Answer{}, err
-		}
-		a, n, err := parseAnswer(line)
+		a, err := f.Receive()
 		// A late datagram answers an earlier question.
-		if err == nil && n != f.asked {
+		if err == nil && a.Question != f.asked {
 			continue
 		}
 		return a, err
@@ -134,20 +151,20 @@ func answerTo(name string, seen netip.AddrPort, line []byte) []byte {
 	return append(append(b, bytes.TrimRight(line, "\r\n")...), '\n')
 }
 
-func parseAnswer(line string) (Answer, int, error) {
+func parseAnswer(line string) (Answer, error) {
 	f := strings.Fields(line)
 	if len(f) != 3 {
-		return Answer{}, 0, fmt.Errorf("answer %q: want a name, an address and the question", line)
+		return Answer{}, fmt.Errorf("answer %q: want a name, an address and the question", line)
 	}
 	seen, err := netip.ParseAddrPort(f[1])
 	if err != nil {
-		return Answer{}, 0, fmt.Errorf("answer %q: %w", line, err)
+		return Answer{}, fmt.Errorf("answer %q: %w", line, err)
 	}
 	n, err := strconv.Atoi(f[2])
 	if err != nil {
-		return Answer{}, 0, fmt.Errorf("answer %q: %w", line, err)
+		return Answer{}, fmt.Errorf("answer %q: %w", line, err)
 	}
-	return Answer{Server: f[0], Seen: seen}, n, nil
+	return Answer{Server: f[0], Seen: seen, Question: n}, nil
 }
 
 // Close ends the flow; one with a fixed source port by a reset, so that the port

@@ -53,7 +53,8 @@ type EndSpec struct {
 	Addrs           []netip.Prefix // with the length that the interface shows
 }
 
-// RouteSpec is a route of one host. Without Via the destination is a single
+// RouteSpec is a route of one host; it replaces an earlier one through the same
+// interface to the same destination. Without Via the destination is a single
 // address behind the link, or, with Unreachable, nowhere.
 type RouteSpec struct {
 	Host        string
@@ -62,7 +63,8 @@ type RouteSpec struct {
 	Via         netip.Addr // need not be in a subnet of Dev
 	Src         netip.Addr // preferred source address; may be unset
 	Unreachable bool       // answer with ICMP net unreachable
-	// From, if set, limits the route to packets that come in by this interface.
+	// From, with Unreachable, limits the route to packets that come in by this
+	// interface and find no other route but the default.
 	From string
 }
 

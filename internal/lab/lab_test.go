@@ -31,8 +31,8 @@ func small() Topology {
 			{Host: "router", To: p("2001:db8:1::11/128"), Dev: "to-alder", Src: a("2001:db8:1::1")},
 			{Host: "router", To: p("0.0.0.0/0"), Dev: "to-alder", Via: a("192.0.2.11")},
 			{Host: "router", To: p("::/0"), Dev: "to-alder", Via: a("2001:db8:1::11")},
-			{Host: "router", To: p("10.62.0.0/16"), Unreachable: true},
-			{Host: "router", To: p("2001:db8:62::/112"), Unreachable: true},
+			{Host: "router", To: p("0.0.0.0/0"), Unreachable: true, From: "to-alder"},
+			{Host: "router", To: p("::/0"), Unreachable: true, From: "to-alder"},
 		},
 		Leaves: []LeafSpec{
 			{Name: "web", Behind: "alder", Addrs: []netip.Addr{a("10.61.1.5"), a("2001:db8:61:1::5")},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -157,6 +158,7 @@ func (l *Lab) addRoute(s RouteSpec) error {
 	if !s.Via.IsValid() && !s.To.IsSingleIP() {
 		return errors.New("a route without next hop leads to a single address")
 	}
+	e.routes = slices.DeleteFunc(e.routes, func(r RouteSpec) bool { return r.To == s.To })
 	e.routes = append(e.routes, s)
 	return e.putRoute(s)
 }
@@ -182,26 +184,39 @@ func (e *end) putRoute(s RouteSpec) error {
 	return e.host.nl.RouteReplace(r)
 }
 
-// fromTable numbers the routing tables of RouteSpec.From; each holds one route.
-const fromTable = 1000
+// Routes of RouteSpec.From live in tables of their own, from fromTable on; their
+// rules come before that of the main table.
+const (
+	fromTable    = 1000
+	fromPriority = 1000
+)
 
 func (h *Host) putUnreachable(s RouteSpec) error {
 	r := &netlink.Route{Dst: ipNet(s.To), Type: unix.RTN_UNREACHABLE}
 	if s.To.Addr().Is6() {
 		r.LinkIndex = 1 // the kernel wants a device for IPv6; lo is always the first
 	}
-	if s.From != "" {
-		h.tables++
-		r.Table = fromTable + h.tables
-		rule := netlink.NewRule()
+	if s.From == "" {
+		return h.nl.RouteReplace(r)
+	}
+	h.tables++
+	r.Table = fromTable + h.tables
+	if err := h.nl.RouteReplace(r); err != nil {
+		return err
+	}
+	// What comes in by the interface takes any route but the default, else this one.
+	for i, rule := range []*netlink.Rule{netlink.NewRule(), netlink.NewRule()} {
 		rule.Family = unix.AF_INET
 		if s.To.Addr().Is6() {
 			rule.Family = unix.AF_INET6
 		}
-		rule.IifName, rule.Table, rule.Priority = s.From, r.Table, r.Table+40000 // after main
+		rule.IifName, rule.Priority, rule.Table = s.From, fromPriority+2*h.tables+i, r.Table
+		if i == 0 {
+			rule.Table, rule.SuppressPrefixlen = unix.RT_TABLE_MAIN, 0
+		}
 		if err := h.nl.RuleAdd(rule); err != nil {
 			return fmt.Errorf("rule for packets from %s: %w", s.From, err)
 		}
 	}
-	return h.nl.RouteReplace(r)
+	return nil
 }

@@ -1,0 +1,133 @@
+package scenario
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	yamljson "sigs.k8s.io/yaml"
+)
+
+// settingsFile is the proxy's configuration file. It lies as a mounted ConfigMap
+// does: the file is a symlink through a symlinked folder, which is swapped as a
+// whole.
+type settingsFile struct {
+	dir      string
+	versions int
+}
+
+const settingsName = "config.yaml"
+
+func newSettingsFile(dir string) (*settingsFile, error) {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the configuration folder: %w", err)
+	}
+	err := os.Symlink(filepath.Join("..data", settingsName), filepath.Join(dir, settingsName))
+	return &settingsFile{dir: dir}, err
+}
+
+func (f *settingsFile) path() string { return filepath.Join(f.dir, settingsName) }
+
+// write puts a new version in force in one step and removes the old one.
+func (f *settingsFile) write(data []byte) error {
+	data0 := filepath.Join(f.dir, "..data")
+	old, _ := os.Readlink(data0)
+	f.versions++
+	version := fmt.Sprintf("..version-%d", f.versions)
+	if err := os.Mkdir(filepath.Join(f.dir, version), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(f.dir, version, settingsName), data, 0o644); err != nil {
+		return err
+	}
+	tmp := filepath.Join(f.dir, "..data_tmp")
+	if err := os.Symlink(version, tmp); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, data0); err != nil {
+		return err
+	}
+	if old == "" {
+		return nil
+	}
+	return os.RemoveAll(filepath.Join(f.dir, old))
+}
+
+// configuration is the runner's own KubeProxyConfiguration with a fragment laid
+// over it. A fragment that is no YAML mapping is the whole file: that is how a
+// scenario writes a broken one.
+func (w *world) configuration(mode, kubeconfig string, fragment []byte) ([]byte, error) {
+	quick := map[string]any{"minSyncPeriod": "10ms"}
+	base := map[string]any{
+		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
+		"kind":             "KubeProxyConfiguration",
+		"mode":             mode,
+		"hostnameOverride": w.nodeName,
+		"clusterCIDR":      clusterCIDR.String() + "," + prefixPods.String(),
+		// The kernel's conntrack sizes are the machine's, not the node's.
+		"conntrack": map[string]any{"maxPerCore": 0, "min": 0},
+		"iptables":  quick, "nftables": quick, "ipvs": quick,
+	}
+	if kubeconfig != "" {
+		base["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
+	}
+	var over map[string]any
+	if err := yamljson.Unmarshal(fragment, &over); err != nil {
+		return fragment, nil
+	}
+	if err := w.mapSettings(over); err != nil {
+		return nil, err
+	}
+	return yamljson.Marshal(overlay(base, over))
+}
+
+// mapSettings fits the addresses in a fragment to the family set.
+func (w *world) mapSettings(over map[string]any) error {
+	switch w.families {
+	case Only6:
+		_, err := mapTree(over)
+		return err
+	case Dual:
+		if list, ok := over["nodePortAddresses"].([]any); ok {
+			for _, e := range list[:len(list):len(list)] {
+				s, _ := e.(string)
+				t, isAddr, err := twin(s)
+				if err != nil {
+					return err
+				}
+				if isAddr {
+					list = append(list, t)
+				}
+			}
+			over["nodePortAddresses"] = list
+		}
+		if s, ok := over["clusterCIDR"].(string); ok && !strings.Contains(s, ",") {
+			t, isAddr, err := twin(s)
+			if err != nil {
+				return err
+			}
+			if isAddr {
+				over["clusterCIDR"] = s + "," + t
+			}
+		}
+	}
+	return nil
+}
+
+// overlay merges mappings; other values of over replace those of base.
+func overlay(base, over map[string]any) map[string]any {
+	out := make(map[string]any, len(base))
+	for k, v := range base {
+		out[k] = v
+	}
+	for k, v := range over {
+		b, ok := out[k].(map[string]any)
+		o, ok2 := v.(map[string]any)
+		if ok && ok2 {
+			v = overlay(b, o)
+		}
+		out[k] = v
+	}
+	return out
+}

@@ -1,0 +1,142 @@
+// Package scenario runs scenario files: scripts of Kubernetes objects and network
+// flows against a Service proxy, in a small world of network namespaces or on the
+// plan alone. The language is that of testscript with commands of its own;
+// docs/scenarios.md describes it.
+//
+// A scenario says what happens to packets, never how a mode does it, so the same
+// file runs in every mode, in each address family, with the objects delivered as
+// files or over the Kubernetes API, and against other proxies too.
+package scenario
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/rogpeppe/go-internal/txtar"
+)
+
+// Scenario is one scenario file.
+type Scenario struct {
+	Name     string     // file name without extension
+	Path     string     // as given
+	Families []Families // at least one
+	archive  *txtar.Archive
+}
+
+// Families is the set of address families that one run of a scenario uses.
+type Families uint8
+
+const (
+	AsWritten Families = iota // no header line: addresses are what they are
+	Only4
+	Only6 // IPv4 literals stand for their IPv6 counterparts
+	Dual  // objects are dual-stack and every flow is checked in both families
+)
+
+func (f Families) String() string { return [...]string{"", "4", "6", "dual"}[f] }
+
+// Parse reads a scenario file.
+func Parse(path string) (*Scenario, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read scenario: %w", err)
+	}
+	s := &Scenario{
+		Name:    strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)),
+		Path:    path,
+		archive: txtar.Parse(b),
+	}
+	for line := range strings.Lines(string(s.archive.Comment)) {
+		list, ok := strings.CutPrefix(strings.TrimSpace(line), "# families:")
+		if !ok {
+			continue
+		}
+		for _, w := range strings.Fields(list) {
+			i := slices.Index([]string{"4", "6", "dual"}, w)
+			if i < 0 {
+				return nil, fmt.Errorf("%s: family set %q: want 4, 6 or dual", path, w)
+			}
+			s.Families = append(s.Families, Only4+Families(i))
+		}
+	}
+	if len(s.Families) == 0 {
+		s.Families = []Families{AsWritten}
+	}
+	return s, nil
+}
+
+// Find parses the scenario files among paths; a folder stands for all *.txtar in
+// it and below.
+func Find(paths []string) ([]*Scenario, error) {
+	var out []*Scenario
+	for _, p := range paths {
+		var files []string
+		err := filepath.WalkDir(p, func(file string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() && (file == p || filepath.Ext(file) == ".txtar") {
+				files = append(files, file)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("find scenarios: %w", err)
+		}
+		if len(files) == 0 {
+			return nil, fmt.Errorf("find scenarios: no *.txtar in %s", p)
+		}
+		for _, f := range files {
+			s, err := Parse(f)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// commandLine splits a line of a script into its conditions and negation, the
+// command and the rest.
+var commandLine = regexp.MustCompile(`^(\s*(?:\[[^\]\s]+\]\s*)*[!?]?\s*)([A-Za-z][\w-]*)(.*)$`)
+
+// stopProxy is what the command stop is called in the script that testscript
+// sees, because its own stop means something else.
+const stopProxy = "stop-proxy"
+
+// script returns the scenario as testscript is to see it for one run: on the
+// plan alone, commands that need a kernel are taken out, line by line.
+func (s *Scenario) script(f Families, planOnly bool) (*txtar.Archive, error) {
+	var b strings.Builder
+	n := 0
+	for line := range strings.Lines(string(s.archive.Comment)) {
+		n++
+		m := commandLine.FindStringSubmatch(strings.TrimRight(line, "\n"))
+		if m == nil || strings.HasPrefix(strings.TrimSpace(line), "#") {
+			b.WriteString(line)
+			continue
+		}
+		before, cmd, rest := m[1], m[2], m[3]
+		if planOnly && !slices.Contains(planCommands, cmd) {
+			before = "# " + before
+		}
+		if cmd == "stop" {
+			cmd = stopProxy
+		}
+		if f == Only6 {
+			var err error
+			if rest, err = mapText(rest); err != nil {
+				return nil, fmt.Errorf("line %d: %w", n, err)
+			}
+		}
+		b.WriteString(before + cmd + rest + "\n")
+	}
+	return &txtar.Archive{Comment: []byte(b.String()), Files: s.archive.Files}, nil
+}
+
+// planCommands have a meaning without a kernel.
+var planCommands = []string{"pod", "remote", "client", "listen", "unlisten", "node", "addr", "config",
+	"start", "restart", "apply", "delete", "sync", "flow", "health", "skip", "env"}
