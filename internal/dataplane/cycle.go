@@ -240,6 +240,7 @@ func (c *cycle) sync(ctx context.Context) {
 		c.invalidate()
 	}
 	if !c.owed && c.backlog.Empty() {
+		c.settle()
 		return
 	}
 	full := reread || c.report.last.IsZero()
@@ -251,6 +252,7 @@ func (c *cycle) sync(ctx context.Context) {
 			break
 		}
 		c.take(c.cfg.Planner.Update())
+		c.invalidate() // what a failed Apply left behind is unknown
 		err = c.apply(ctx)
 	}
 	c.ended = time.Now()

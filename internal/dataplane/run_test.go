@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -133,12 +134,12 @@ func TestRemovalIsNotDelayed(t *testing.T) {
 // A failed change is tried again with growing pauses, the whole difference with
 // it, after a read-back each time.
 func TestFailureIsRetried(t *testing.T) {
-	var broken bool
+	var broken atomic.Bool
 	onBench(t, func(b *bench, c *Config) {
 		c.Settings.SyncPeriod = 5 * time.Second
 		b.world.set(service(tcp("a"), 20, 1), service(tcp("b"), 21, 1))
 		b.kernel.fail = func(int, plan.Update) error {
-			if broken {
+			if broken.Load() {
 				return errors.New("no memory")
 			}
 			return nil
@@ -146,7 +147,7 @@ func TestFailureIsRetried(t *testing.T) {
 	}, func(b *bench) {
 		b.pass(10 * time.Second)
 		n, updates, since := len(b.kernel.calls()), len(b.rec.updated), time.Now()
-		broken = true
+		broken.Store(true)
 		b.world.set(service(tcp("a"), 20, 1, 2))
 		b.pass(12 * time.Second)
 		b.world.remove(tcp("b"))
@@ -159,7 +160,7 @@ func TestFailureIsRetried(t *testing.T) {
 		if s.LastError != "no memory" || s.Failures == 0 || !s.PendingSince.Equal(since) {
 			t.Errorf("status %+v", s)
 		}
-		broken = false
+		broken.Store(false)
 		b.pass(10 * time.Second)
 		c := b.kernel.calls()[n:]
 		for i, want := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second} {
@@ -444,14 +445,14 @@ func TestMetricsOfASync(t *testing.T) {
 func TestRandomWalk(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			r := rand.New(rand.NewPCG(seed, 1))
+			r, faults := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 2))
 			onBench(t, func(b *bench, c *Config) {
 				c.Settings.MinInterval = time.Duration(r.IntN(3)) * time.Second
 				b.kernel.fail = func(_ int, u plan.Update) error {
 					switch {
-					case r.IntN(4) == 0:
+					case faults.IntN(4) == 0:
 						return errors.New("no memory")
-					case r.IntN(10) == 0 && len(u.Changed) > 0:
+					case faults.IntN(10) == 0 && len(u.Changed) > 0:
 						return &ObjectError{ID: u.Changed[0].ID, Err: errors.New("bad mask")}
 					}
 					return nil
