@@ -84,13 +84,18 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 		Age: p.state.Age, AgeLimit: c.Staleness, Stats: p.metrics, Notes: p.events.notes, Log: log.Logger,
 	})
 	p.loop = dataplane.New(dataplane.Config{
-		Mode: mode.Name, Planner: p.planner, Backend: backend, Families: p.families,
+		Mode: mode.Name, Planner: p.checkedPlanner(), Backend: backend, Families: p.families,
 		Log: log.Logger, Stats: p.metrics, Health: p.health, Flows: &conntrack.Kernel{},
 		Notes: p.events.notes, Age: p.state.Age, First: func() { p.firstSync(ctx) },
 		Settings: loopSettings(c),
 	})
 	p.compute()
 	return p, nil
+}
+
+// checkedPlanner is the planner as the loop sees it.
+func (p *proxy) checkedPlanner() dataplane.Planner {
+	return checkedPlanner{p.planner, p.node, func() bool { return p.state.Node() != nil }, p.sources}
 }
 
 func loopSettings(c *config.Config) dataplane.Settings {
@@ -184,7 +189,6 @@ func (p *proxy) followAddresses(ctx context.Context) error {
 
 // firstSync is called once, when the whole plan is in the kernel.
 func (p *proxy) firstSync(ctx context.Context) {
-	p.log.Info("the kernel is programmed", "after", time.Since(p.started).Round(time.Millisecond))
 	for _, m := range builtModes() {
 		if m.Name == p.mode.Name {
 			continue

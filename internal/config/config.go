@@ -89,8 +89,9 @@ type Config struct {
 	ConfigSyncPeriod time.Duration
 	Log              Log
 
-	proxy v1alpha1.KubeProxyConfiguration // the same, as in a file, defaults applied
-	own   OwnConfiguration
+	defaultNodePorts bool                            // nobody chose NodePortAddresses
+	proxy            v1alpha1.KubeProxyConfiguration // the same, as in a file, defaults applied
+	own              OwnConfiguration
 }
 
 // Client says how to reach the API server.

@@ -62,17 +62,21 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 }
 
 // setPlatformDefaults makes the choices that depend on the mode. It comes after
-// flags and file are merged.
-func setPlatformDefaults(c *v1alpha1.KubeProxyConfiguration) {
+// flags and file are merged. It reports whether it chose the node-port addresses.
+func setPlatformDefaults(c *v1alpha1.KubeProxyConfiguration) (nodePorts bool) {
 	if c.Mode == "" {
 		c.Mode = defaultMode
 	}
 	if c.DetectLocalMode == "" {
 		c.DetectLocalMode = v1alpha1.LocalMode(ClusterCIDR)
 	}
-	if c.Mode == NFTables && len(c.NodePortAddresses) == 0 {
+	if len(c.NodePortAddresses) > 0 {
+		return false
+	}
+	if c.Mode == NFTables {
 		c.NodePortAddresses = []string{Primary}
 	}
+	return true
 }
 
 func orDefault[T comparable](field *T, value T) {

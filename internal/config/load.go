@@ -45,7 +45,7 @@ func (f *Flags) Load(read func(string) ([]byte, error)) (*Config, []string, erro
 		}
 	}
 	modeDefault := proxy.Mode == ""
-	setPlatformDefaults(proxy)
+	defaultNodePorts := setPlatformDefaults(proxy)
 	if err := f.overlayHostname(proxy); err != nil {
 		return nil, warnings, err
 	}
@@ -56,7 +56,7 @@ func (f *Flags) Load(read func(string) ([]byte, error)) (*Config, []string, erro
 	if err != nil {
 		return nil, warnings, err
 	}
-	c.ModeDefault = modeDefault
+	c.ModeDefault, c.defaultNodePorts = modeDefault, defaultNodePorts
 	return c, warnings, nil
 }
 

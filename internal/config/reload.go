@@ -16,11 +16,15 @@ import (
 func (c *Config) Reload(next *Config) (inForce *Config, applied, restart []string, err error) {
 	merged := c.proxy.DeepCopy()
 	overlayLive(merged, next.proxy.DeepCopy())
+	if next.Mode != c.Mode && next.defaultNodePorts { // the default of a mode that is not in force
+		merged.NodePortAddresses = nil
+	}
+	defaultNodePorts := setPlatformDefaults(merged)
 	inForce, err = resolve(merged, c.own, c.Client.Master)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	inForce.ModeDefault = c.ModeDefault
+	inForce.ModeDefault, inForce.defaultNodePorts = c.ModeDefault, defaultNodePorts
 	applied, err = changedFields(c, inForce)
 	if err != nil {
 		return nil, nil, nil, err
@@ -67,7 +71,8 @@ func overlayLive(to, from *v1alpha1.KubeProxyConfiguration) {
 	}
 }
 
-// changedFields returns the paths of the fields whose values differ, sorted.
+// changedFields returns the paths of the fields whose values differ, sorted, also
+// of those that have no effect in the mode.
 func changedFields(a, b *Config) ([]string, error) {
 	fa, err := fields(a)
 	if err != nil {
@@ -95,7 +100,7 @@ func changedFields(a, b *Config) ([]string, error) {
 // fields flattens a configuration; lists stay whole.
 func fields(c *Config) (map[string]any, error) {
 	out := map[string]any{}
-	for _, document := range []any{c.written(), c.own} {
+	for _, document := range []any{&c.proxy, c.own} {
 		data, err := json.Marshal(document)
 		if err != nil {
 			return nil, fmt.Errorf("compare configurations: %w", err)

@@ -23,7 +23,9 @@ func TestReload(t *testing.T) {
 		{"a gate goes", "featureGates: {AllowServiceExternalIPs: false}", "", []string{"featureGates.AllowServiceExternalIPs"}, nil},
 		{"conntrack", "", "conntrack: {maxPerCore: 1, tcpBeLiberal: true}", []string{"conntrack.maxPerCore"}, []string{"conntrack.tcpBeLiberal"}},
 		{"the mode", "mode: iptables\nnodePortAddresses: [primary]", "mode: ipvs\nnodePortAddresses: [localhost]\nipvs: {syncPeriod: 9s}",
-			[]string{"nodePortAddresses"}, []string{"iptables.minSyncPeriod", "iptables.syncPeriod", "ipvs.syncPeriod", "mode"}},
+			[]string{"ipvs.syncPeriod", "nodePortAddresses"}, []string{"mode"}},
+		{"a mode with another default of node-port addresses", "mode: iptables", "mode: nftables", nil, []string{"mode", "nodePortAddresses"}},
+		{"and back", "mode: nftables", "mode: iptables", nil, []string{"mode", "nodePortAddresses"}},
 		{"addresses and client", "", "healthzBindAddress: 1.2.3.4\nclientConnection: {kubeconfig: /k}\nhostnameOverride: x\niptables: {masqueradeBit: 3}\nenableProfiling: true",
 			nil, []string{"clientConnection.kubeconfig", "enableProfiling", "healthzBindAddress", "hostnameOverride", "iptables.masqueradeBit"}},
 	}
@@ -63,7 +65,7 @@ func TestReloadTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(restart) != 0 || !cmp.Equal(applied, []string{"nodePortAddresses"}) || len(c.NodePortAddresses) != 0 {
+	if len(restart) != 0 || !cmp.Equal(applied, []string{"nftables.minSyncPeriod", "nodePortAddresses"}) || len(c.NodePortAddresses) != 0 {
 		t.Errorf("back: applied %v, restart %v, node ports %v", applied, restart, c.NodePortAddresses)
 	}
 }

@@ -24,6 +24,7 @@ type decoded struct {
 	object   *object   // nil: it is not to be used
 	failures []failure // the reasons, or mere warnings if there is an object
 	ignored  bool      // of a kind that is not read
+	other    bool      // another node's Node
 }
 
 // decode turns an item into an object. node is the own node's name.
@@ -43,7 +44,7 @@ func (it *item) decode(node string) decoded {
 		})
 	case typeMeta{"v1", "Node"}:
 		if k, err := it.key(); err == nil && k.name.Name != node {
-			return decoded{} // another node's
+			return decoded{other: true}
 		}
 		return convert(it, defaultCluster[*corev1.Node], validateNode, func(n *corev1.Node, o *object) {
 			o.node = cluster.ReduceNode(n)

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/cluster"
@@ -74,6 +75,8 @@ type Source struct {
 	reported  map[findingKey]struct{}
 	ignored   map[typeMeta]struct{} // kinds that were noted
 	recheck   time.Time             // when to look at an emptied file again; zero: never
+
+	others atomic.Bool // Nodes of other names were read
 
 	mu       sync.Mutex
 	problems []Problem // guarded by mu; replaced, never changed
@@ -159,6 +162,10 @@ func (s *Source) pass(to cluster.Sink, target func(dir string)) error {
 	s.synced = true
 	return nil
 }
+
+// OtherNodes reports whether Nodes of other names than the own were read. Then the
+// own must be among the manifests too, or its name is wrong.
+func (s *Source) OtherNodes() bool { return s.others.Load() }
 
 // Problems returns what is wrong in the directory now, in the order of files and
 // documents. Safe for concurrent use.

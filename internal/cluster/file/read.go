@@ -204,6 +204,8 @@ func (s *Source) parseDocument(path string, t text, known *manifest) document {
 		switch {
 		case got.ignored:
 			s.noteIgnored(path, &d, it.typeMeta)
+		case got.other:
+			s.others.Store(true)
 		case got.object != nil:
 			d.objects = append(d.objects, got.object)
 		case len(got.failures) > 0:
