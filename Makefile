@@ -77,8 +77,10 @@ lint: packages ## formatting, linters and import rules
 	go test -count=1 ./internal/arch
 
 .PHONY: lab
-lab: packages root build ## run one scenario and keep its hosts (SCENARIO=FILE MODE=iptables)
-	go run ./cmd/scenario --mode $(MODE) --keep $(SCENARIO)
+lab: packages root build ## run one scenario, keep its hosts for a look (SCENARIO=FILE MODE=iptables)
+	go run ./cmd/scenario --svcproxy bin/svcproxy --mode $(MODE) --trace --keep $(SCENARIO)
+	@echo
+	@echo "Look around with: ip netns exec NAME iptables-save; take a host away with: ip netns del NAME"
 
 .PHONY: bench
 bench: packages root build ## measure against another proxy in one run (AGAINST=kube-proxy ROUNDS=3)
