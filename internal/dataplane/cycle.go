@@ -62,7 +62,6 @@ func (c *cycle) run(ctx context.Context) {
 	c.take(c.cfg.Planner.Update())
 	c.backlog.Partial = false
 	c.owed = true
-	c.ended = time.Time{} // the rest follows the first part at once
 	for ctx.Err() == nil {
 		now := time.Now()
 		at := c.due()

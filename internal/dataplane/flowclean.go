@@ -126,7 +126,7 @@ func (c *flowCleaner) clean(ctx context.Context) error {
 	for id, old := range due { // what failed, under what came meanwhile
 		if now, ok := c.due[id]; ok {
 			c.due[id] = old
-			c.due.merge(id, now, c.node)
+			c.due.merge(id, now)
 			continue
 		}
 		c.due[id] = old

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -20,7 +21,8 @@ type flowChecks map[plan.ID]flowCheck
 
 type flowCheck struct {
 	sp *plan.ServicePort // now; nil: it is gone
-	// gone are destinations that led to the Service port once and do not now.
+	// gone are destinations that led to the Service port; those that still do are
+	// sorted out when the rules are made.
 	gone map[netip.AddrPort]struct{}
 }
 
@@ -31,7 +33,7 @@ func (fc flowChecks) add(u *plan.Update, all bool) {
 			continue
 		}
 		if _, due := fc[c.ID]; due || staleAfter(c) {
-			fc.merge(c.ID, flowCheck{sp: c.New, gone: destinations(c.Old, u.Plan.Node)}, u.Plan.Node)
+			fc.merge(c.ID, flowCheck{sp: c.New, gone: destinations(c.Old, u.Plan.Node)})
 		}
 	}
 	if !all && !u.Node {
@@ -39,23 +41,19 @@ func (fc flowChecks) add(u *plan.Update, all bool) {
 	}
 	for id, sp := range u.Plan.Services {
 		if id.Protocol == plan.UDP {
-			fc.merge(id, flowCheck{sp: sp}, u.Plan.Node)
+			fc.merge(id, flowCheck{sp: sp})
 		}
 	}
 }
 
 // merge adds a later check of the same Service port.
-func (fc flowChecks) merge(id plan.ID, later flowCheck, node *plan.Node) {
-	out := flowCheck{sp: later.sp, gone: map[netip.AddrPort]struct{}{}}
-	for _, gone := range []map[netip.AddrPort]struct{}{fc[id].gone, later.gone, destinations(fc[id].sp, node)} {
-		for dst := range gone {
-			out.gone[dst] = struct{}{}
-		}
+func (fc flowChecks) merge(id plan.ID, later flowCheck) {
+	gone := maps.Clone(fc[id].gone)
+	if gone == nil {
+		gone = map[netip.AddrPort]struct{}{}
 	}
-	for dst := range destinations(later.sp, node) {
-		delete(out.gone, dst)
-	}
-	fc[id] = out
+	maps.Copy(gone, later.gone)
+	fc[id] = flowCheck{sp: later.sp, gone: gone}
 }
 
 // staleAfter reports whether c can leave stale flows behind. Endpoints joining

@@ -152,6 +152,7 @@ func TestRestart(t *testing.T) {
 	stay := append([]conntrack.Flow{flow("10.62.0.10:53", "10.61.2.1:5353"), flow("192.0.2.11:30514", "10.61.2.2:5353")}, foreign...)
 	onBench(t, func(b *bench, _ *Config) {
 		b.world.set(everyKind(1, 2))
+		b.world.first = []plan.ID{udp("names")}
 		b.flows.Add(stay...)
 		b.flows.Add(flow("203.0.113.40:53", "10.61.2.3:5353"))
 	}, func(b *bench) {
@@ -236,6 +237,34 @@ func TestIntermediateFrontendIsCleaned(t *testing.T) {
 		b.pass(2 * time.Second)
 		tableBroken.Store(false)
 		b.pass(2 * time.Minute)
+		if have := b.flows.Flows(); len(have) != 0 {
+			t.Errorf("left %v", have)
+		}
+	})
+}
+
+// What changes during a clean-up that fails does not replace what it left undone.
+func TestChangeDuringAFailedCleanUp(t *testing.T) {
+	var fail chan struct{}
+	onBench(t, func(b *bench, _ *Config) {
+		fail = make(chan struct{})
+		b.world.set(service(udp("names"), 10, 1))
+		b.flows.Fail = func(n int) error {
+			if n == 2 {
+				<-fail
+				return errors.New("no buffer space")
+			}
+			return nil
+		}
+	}, func(b *bench) {
+		b.pass(10 * time.Second)
+		b.flows.Add(flow("10.62.0.10:53", "10.61.2.1:5353"), flow("10.62.0.11:53", "10.61.2.1:5353"))
+		b.world.set(service(udp("names"), 11, 1))
+		b.pass(2 * time.Second)
+		b.world.set(service(udp("names"), 12, 1))
+		b.pass(2 * time.Second)
+		close(fail)
+		b.pass(10 * time.Second)
 		if have := b.flows.Flows(); len(have) != 0 {
 			t.Errorf("left %v", have)
 		}
