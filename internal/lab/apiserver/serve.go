@@ -43,6 +43,7 @@ func parsePath(path string) (target, bool) {
 }
 
 func (s *Server) serve(w http.ResponseWriter, req *http.Request) {
+	defer s.enter()()
 	t, isObject := parsePath(req.URL.Path)
 	var st *store
 	s.mu.Lock()

@@ -63,6 +63,8 @@ type Server struct {
 	events    []*Event
 	http      *http.Server
 	served    chan struct{} // closed when http has ended
+	active    int           // requests being answered
+	quiet     chan struct{} // closed and replaced when active becomes 0
 }
 
 // Request is one request that the server has received.
@@ -88,7 +90,7 @@ func New(o Options) *Server {
 	}
 	s := &Server{
 		opts: o, codec: newCodec(), rv: 1,
-		stores: map[string]*store{}, changed: make(chan struct{}), cut: make(chan struct{}),
+		stores: map[string]*store{}, changed: make(chan struct{}), cut: make(chan struct{}), quiet: make(chan struct{}),
 		cuts: map[string]int{}, snapshots: map[string]*snapshot{}, watches: map[*watcher]struct{}{},
 	}
 	for _, r := range resources {
@@ -115,8 +117,8 @@ func (s *Server) Start(l net.Listener) {
 	}()
 }
 
-// Stop closes the listener and every connection. Start serves the same objects
-// again.
+// Stop closes the listener and every connection and waits until all requests have
+// ended. Start serves the same objects again.
 func (s *Server) Stop() error {
 	s.mu.Lock()
 	srv, served := s.http, s.served
@@ -127,10 +129,33 @@ func (s *Server) Stop() error {
 	}
 	err := srv.Close()
 	<-served
+	s.mu.Lock()
+	for s.active > 0 {
+		quiet := s.quiet
+		s.mu.Unlock()
+		<-quiet
+		s.mu.Lock()
+	}
+	s.mu.Unlock()
 	if errors.Is(err, net.ErrClosed) {
 		return nil
 	}
 	return err
+}
+
+// enter counts a request; the function that it returns ends it.
+func (s *Server) enter() (leave func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.active++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.active--; s.active == 0 {
+			close(s.quiet)
+			s.quiet = make(chan struct{})
+		}
+	}
 }
 
 // Silence keeps watches open but sends nothing on them any more; a new watch-list

@@ -30,8 +30,9 @@ type watcher struct {
 	cutAfter int  // break off after so many initial objects; -1: do not
 
 	// guarded by Server.mu
-	sent uint64 // all changes up to this version were written
-	live bool
+	sent  uint64 // all changes up to this version were written
+	live  bool
+	asked uint64 // Server.bookmarks that were answered
 }
 
 // goneError says that a watch cannot start where the client wants.
@@ -141,6 +142,7 @@ func (w *watcher) begin(from uint64, list bool) (gone error, wait bool) {
 	if from < w.store.oldest {
 		return goneError{from, w.store.oldest}, false
 	}
+	w.asked = s.bookmarks
 	w.sent = from // possibly in the future: then nothing comes until it is passed
 	w.live = true
 	return nil, false
@@ -156,8 +158,9 @@ func (w *watcher) run(req *http.Request, cut <-chan struct{}, timeout <-chan tim
 	ticker := time.NewTicker(s.opts.BookmarkEvery)
 	defer ticker.Stop()
 	s.mu.Lock()
-	w.live = true
-	asked := s.bookmarks
+	if !w.live {
+		w.live, w.asked = true, s.bookmarks
+	}
 	s.mu.Unlock()
 	due := false
 	for {
@@ -171,8 +174,8 @@ func (w *watcher) run(req *http.Request, cut <-chan struct{}, timeout <-chan tim
 				return w.sendGone(gone)
 			}
 			todo = w.store.after(w.sent)
-			if s.bookmarks != asked {
-				asked, due = s.bookmarks, true
+			if s.bookmarks != w.asked {
+				w.asked, due = s.bookmarks, true
 			}
 		}
 		s.mu.Unlock()
