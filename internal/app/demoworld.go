@@ -120,7 +120,7 @@ func demoTopology(endpoints []*demoEndpoint, p *plan.Plan) lab.Topology {
 		t.Routes = append(t.Routes, lab.RouteSpec{Host: demoNode, To: netip.MustParsePrefix(to), Dev: "eth0",
 			Via: t.Hosts[0].Addrs[i], Src: eth0.Addrs[i].Addr()})
 	}
-	toNode := append(nodeAddrs()[2:4], demoAddrs(demoClient)...)
+	toNode := append(nodeAddrs()[2:], demoAddrs(demoClient)...)
 	for _, e := range endpoints {
 		if slices.Contains(nodeAddrs(), e.addr) {
 			continue // a process of the node itself
