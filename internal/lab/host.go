@@ -20,9 +20,9 @@ type Host struct {
 	ns   *namespace
 	nl   *netlink.Handle
 
-	// guarded by lab.mu
-	ends   map[string]*end
-	tables int
+	turnsBack bool
+
+	ends map[string]*end // by interface; guarded by lab.mu
 
 	mu      sync.Mutex // guards servers
 	servers []*Server

@@ -35,6 +35,10 @@ type Topology struct {
 type HostSpec struct {
 	Name     string
 	Forwards bool // routes packets of others, both families
+	// TurnsBack, with Forwards: a packet that would leave by the interface that it
+	// came in by, because nobody has its destination, is answered with ICMP host
+	// unreachable.
+	TurnsBack bool
 	// OwnRun gives the host's programs a mount namespace with a private /run and
 	// a /sys that shows the host's interfaces, so that lock files such as
 	// xtables.lock are not shared with the machine or with other labs.
@@ -55,17 +59,13 @@ type EndSpec struct {
 
 // RouteSpec is a route of one host; it replaces an earlier one through the same
 // interface to the same destination. Without Via the destination is a single
-// address behind the link, or, with Unreachable, nowhere.
+// address behind the link.
 type RouteSpec struct {
-	Host        string
-	To          netip.Prefix
-	Dev         string
-	Via         netip.Addr // need not be in a subnet of Dev
-	Src         netip.Addr // preferred source address; may be unset
-	Unreachable bool       // answer with ICMP net unreachable
-	// From, with Unreachable, limits the route to packets that come in by this
-	// interface and find no other route but the default.
-	From string
+	Host string
+	To   netip.Prefix
+	Dev  string
+	Via  netip.Addr // need not be in a subnet of Dev
+	Src  netip.Addr // preferred source address; may be unset
 }
 
 // LeafSpec is a host with one interface, eth0, behind another host, which gets a
@@ -187,7 +187,7 @@ func (l *Lab) addHost(s HostSpec) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{name: s.Name, lab: l, ns: ns, ends: map[string]*end{}}
+	h := &Host{name: s.Name, lab: l, ns: ns, turnsBack: s.TurnsBack, ends: map[string]*end{}}
 	if err := h.setUp(s); err != nil {
 		ns.close()
 		return nil, err

@@ -17,7 +17,7 @@ func small() Topology {
 	p := netip.MustParsePrefix
 	return Topology{
 		Hosts: []HostSpec{
-			{Name: "router", Forwards: true, Addrs: []netip.Addr{a("192.0.2.1"), a("2001:db8:1::1")}},
+			{Name: "router", Forwards: true, TurnsBack: true, Addrs: []netip.Addr{a("192.0.2.1"), a("2001:db8:1::1")}},
 			{Name: "alder", Forwards: true, OwnRun: true},
 		},
 		Links: []LinkSpec{{
@@ -31,8 +31,6 @@ func small() Topology {
 			{Host: "router", To: p("2001:db8:1::11/128"), Dev: "to-alder", Src: a("2001:db8:1::1")},
 			{Host: "router", To: p("0.0.0.0/0"), Dev: "to-alder", Via: a("192.0.2.11")},
 			{Host: "router", To: p("::/0"), Dev: "to-alder", Via: a("2001:db8:1::11")},
-			{Host: "router", To: p("0.0.0.0/0"), Unreachable: true, From: "to-alder"},
-			{Host: "router", To: p("::/0"), Unreachable: true, From: "to-alder"},
 		},
 		Leaves: []LeafSpec{
 			{Name: "web", Behind: "alder", Addrs: []netip.Addr{a("10.61.1.5"), a("2001:db8:61:1::5")},

@@ -69,6 +69,9 @@ func (l *Lab) addLink(s LinkSpec) error {
 		if err := e.awaitUp(); err != nil {
 			return err
 		}
+		if err := e.refuseTurningBack(); err != nil {
+			return err
+		}
 		for _, p := range e.addrs {
 			if err := e.putAddr(p); err != nil {
 				return err
@@ -148,9 +151,6 @@ func (l *Lab) addRoute(s RouteSpec) error {
 	if s.To.Addr().Is6() && !l.ipv6 {
 		return nil
 	}
-	if s.Unreachable {
-		return h.putUnreachable(s)
-	}
 	e := h.ends[s.Dev]
 	if e == nil {
 		return fmt.Errorf("there is no interface %q", s.Dev)
@@ -182,41 +182,4 @@ func (e *end) putRoute(s RouteSpec) error {
 		return fmt.Errorf("neighbour %s: %w", hop, err)
 	}
 	return e.host.nl.RouteReplace(r)
-}
-
-// Routes of RouteSpec.From live in tables of their own, from fromTable on; their
-// rules come before that of the main table.
-const (
-	fromTable    = 1000
-	fromPriority = 1000
-)
-
-func (h *Host) putUnreachable(s RouteSpec) error {
-	r := &netlink.Route{Dst: ipNet(s.To), Type: unix.RTN_UNREACHABLE}
-	if s.To.Addr().Is6() {
-		r.LinkIndex = 1 // the kernel wants a device for IPv6; lo is always the first
-	}
-	if s.From == "" {
-		return h.nl.RouteReplace(r)
-	}
-	h.tables++
-	r.Table = fromTable + h.tables
-	if err := h.nl.RouteReplace(r); err != nil {
-		return err
-	}
-	// What comes in by the interface takes any route but the default, else this one.
-	for i, rule := range []*netlink.Rule{netlink.NewRule(), netlink.NewRule()} {
-		rule.Family = unix.AF_INET
-		if s.To.Addr().Is6() {
-			rule.Family = unix.AF_INET6
-		}
-		rule.IifName, rule.Priority, rule.Table = s.From, fromPriority+2*h.tables+i, r.Table
-		if i == 0 {
-			rule.Table, rule.SuppressPrefixlen = unix.RT_TABLE_MAIN, 0
-		}
-		if err := h.nl.RuleAdd(rule); err != nil {
-			return fmt.Errorf("rule for packets from %s: %w", s.From, err)
-		}
-	}
-	return nil
 }

@@ -66,7 +66,7 @@ func (k *kernel) build() error {
 	}
 	t := lab.Topology{Hosts: []lab.HostSpec{
 		{Name: "node", Forwards: true, OwnRun: true},
-		{Name: "router", Forwards: true, Addrs: mustPair(routerAddr)},
+		{Name: "router", Forwards: true, TurnsBack: true, Addrs: mustPair(routerAddr)},
 	}}
 	for _, n := range neighbours {
 		t.Hosts = append(t.Hosts, lab.HostSpec{Name: n.name, Forwards: true})
@@ -75,10 +75,9 @@ func (k *kernel) build() error {
 	k.joinRouter(&t, "node", k.w.node().addrs, k.w.podCIDRs)
 	for _, all := range everywhere {
 		t.Routes = append(t.Routes,
-			// Service addresses are the node's business; what it sends on to the
-			// router in spite of that leads nowhere.
-			lab.RouteSpec{Host: "router", To: all, Dev: toNode("node"), Via: k.nodeAddr(all.Addr().Is6())},
-			lab.RouteSpec{Host: "router", To: all, From: toNode("node"), Unreachable: true})
+			// Service addresses are the node's business; what it sends back to the
+			// router in spite of that is unreachable.
+			lab.RouteSpec{Host: "router", To: all, Dev: toNode("node"), Via: k.nodeAddr(all.Addr().Is6())})
 	}
 	var err error
 	if k.net, err = lab.Build(t); err != nil {
@@ -107,7 +106,7 @@ func (k *kernel) nodeAddr(v6 bool) netip.Addr {
 }
 
 // joinRouter links a node to the router: its addresses and pods are behind the
-// link, and pods that do not exist are nowhere.
+// link. A pod that does not exist turns back to the router, which says so.
 func (k *kernel) joinRouter(t *lab.Topology, name string, addrs []netip.Addr, pods []netip.Prefix) {
 	end := lab.EndSpec{Host: name, Interface: toRouter}
 	for _, a := range addrs {
@@ -116,7 +115,6 @@ func (k *kernel) joinRouter(t *lab.Topology, name string, addrs []netip.Addr, po
 	t.Links = append(t.Links, lab.LinkSpec{A: end, B: lab.EndSpec{Host: "router", Interface: toNode(name)}})
 	t.Routes = append(t.Routes, nodeRoutes(name, addrs)...)
 	for _, p := range pods {
-		t.Routes = append(t.Routes, lab.RouteSpec{Host: name, To: p, Unreachable: true})
 		i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return a.Is6() == p.Addr().Is6() })
 		if i >= 0 {
 			t.Routes = append(t.Routes, lab.RouteSpec{Host: "router", To: p, Dev: toNode(name), Via: addrs[i]})
