@@ -45,6 +45,15 @@ func (s *Source) merge() (map[objectKey]*object, []finding) {
 	return inForce, found
 }
 
+func (s *Source) hasOtherNodes() bool {
+	for _, m := range s.files {
+		if slices.ContainsFunc(m.documents, func(d document) bool { return d.otherNodes }) {
+			return true
+		}
+	}
+	return false
+}
+
 // deliver hands over what differs from what was handed over before, in the order
 // in which nothing is missing meanwhile: endpoints before their Service, what is
 // new before what goes.

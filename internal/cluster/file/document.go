@@ -25,8 +25,9 @@ type document struct {
 	objects      []*object // in order; a bad one is there as it last was
 	// leftover is what a document gave before it became unreadable. It yields to
 	// objects of other documents of the file, as the numbers may have shifted.
-	leftover []*object
-	findings []finding
+	leftover   []*object
+	otherNodes bool // has Nodes of other names than the own
+	findings   []finding
 }
 
 // objectKey names an object within a directory.
@@ -75,53 +76,50 @@ func (d *document) problem(path string, f *failure, effect string) {
 	})
 }
 
-// unchanged returns a good document of that content, at whatever number.
-func (m *manifest) unchanged(content [sha256.Size]byte) *document {
+// former is what a file gave before, for looking up.
+type former struct {
+	good     map[[sha256.Size]byte]*document // documents without findings
+	byNumber map[int]*document
+	byKey    map[objectKey]*object
+}
+
+// former indexes a manifest, which may be nil.
+func (m *manifest) former() former {
+	f := former{good: map[[sha256.Size]byte]*document{}, byNumber: map[int]*document{}, byKey: map[objectKey]*object{}}
 	if m == nil {
-		return nil
+		return f
 	}
 	for i := range m.documents {
-		if d := &m.documents[i]; d.content == content && len(d.findings) == 0 {
-			return d
+		d := &m.documents[i]
+		f.byNumber[d.number] = d
+		if len(d.findings) == 0 {
+			f.good[d.content] = d
+		}
+		for _, list := range [...][]*object{d.objects, d.leftover} {
+			for _, o := range list {
+				if f.byKey[o.key] == nil {
+					f.byKey[o.key] = o
+				}
+			}
 		}
 	}
-	return nil
+	return f
 }
 
 // gave returns the objects that the document of that number last gave.
-func (m *manifest) gave(number int) []*object {
-	if m == nil {
-		return nil
-	}
-	for _, d := range m.documents {
-		if d.number == number {
-			return slices.Concat(d.objects, d.leftover)
-		}
+func (f *former) gave(number int) []*object {
+	if d := f.byNumber[number]; d != nil {
+		return slices.Concat(d.objects, d.leftover)
 	}
 	return nil
 }
 
 // effect is what becomes of a document that cannot be read.
-func (m *manifest) effect(number int) string {
-	if len(m.gave(number)) > 0 {
+func (f *former) effect(number int) string {
+	if len(f.gave(number)) > 0 {
 		return effectKept
 	}
 	return effectUnused
-}
-
-// find returns an object as the file last gave it.
-func (m *manifest) find(k objectKey) *object {
-	if m == nil || k == (objectKey{}) {
-		return nil
-	}
-	for _, d := range m.documents {
-		for _, o := range slices.Concat(d.objects, d.leftover) {
-			if o.key == k {
-				return o
-			}
-		}
-	}
-	return nil
 }
 
 // text is the text of one document.

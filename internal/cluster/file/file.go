@@ -76,7 +76,7 @@ type Source struct {
 	ignored   map[typeMeta]struct{} // kinds that were noted
 	recheck   time.Time             // when to look at an emptied file again; zero: never
 
-	others atomic.Bool // Nodes of other names were read
+	others atomic.Bool // Nodes of other names are there
 
 	mu       sync.Mutex
 	problems []Problem // guarded by mu; replaced, never changed
@@ -149,6 +149,7 @@ func (s *Source) pass(to cluster.Sink, target func(dir string)) error {
 		}}}, true)
 		return err
 	}
+	s.others.Store(s.hasOtherNodes())
 	inForce, found := s.merge()
 	s.report(found, false)
 	s.deliver(to, inForce)
@@ -163,8 +164,9 @@ func (s *Source) pass(to cluster.Sink, target func(dir string)) error {
 	return nil
 }
 
-// OtherNodes reports whether Nodes of other names than the own were read. Then the
-// own must be among the manifests too, or its name is wrong.
+// OtherNodes reports whether there are Nodes of other names than the own. Then the
+// own must be among the manifests too, or its name is wrong. Safe for concurrent
+// use.
 func (s *Source) OtherNodes() bool { return s.others.Load() }
 
 // Problems returns what is wrong in the directory now, in the order of files and

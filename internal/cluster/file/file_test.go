@@ -320,6 +320,28 @@ func TestOtherKindsAreNotedOnce(t *testing.T) {
 	}
 }
 
+func TestOtherNodes(t *testing.T) {
+	w := newWorld(t)
+	node := func(name string) string { return "apiVersion: v1\nkind: Node\nmetadata: {name: " + name + "}\n" }
+	for _, c := range []struct {
+		text  string
+		want  bool
+		facts []string
+	}{
+		{node("alder"), false, []string{"node alder []"}},
+		{documents(node("alder"), node("birch")), true, []string{"node alder []"}},
+		{documents(web, node("birch")), true, []string{webFact}},
+		{web, false, []string{webFact}},
+	} {
+		w.write("a.yaml", c.text)
+		w.load()
+		w.mustHave(c.facts...)
+		if have := w.source.OtherNodes(); have != c.want {
+			t.Errorf("other nodes: %v, want %v with\n%s", have, c.want, c.text)
+		}
+	}
+}
+
 func TestSeenOnEveryRead(t *testing.T) {
 	w := newWorld(t)
 	w.load()

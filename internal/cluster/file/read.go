@@ -173,29 +173,30 @@ func readAll(path string) ([]byte, error) {
 
 // parse turns a file's text into documents. known is what the file last gave.
 func (s *Source) parse(path string, data []byte, known *manifest) []document {
+	last := known.former()
 	texts := splitYAML
 	if filepath.Ext(path) == ".json" {
 		texts = splitJSON
 	}
 	var out []document
 	for _, t := range texts(data) {
-		out = append(out, s.parseDocument(path, t, known))
+		out = append(out, s.parseDocument(path, t, &last))
 	}
 	return out
 }
 
 // parseDocument decodes one document; what is bad in it is replaced by what it
 // last gave.
-func (s *Source) parseDocument(path string, t text, known *manifest) document {
+func (s *Source) parseDocument(path string, t text, last *former) document {
 	d := document{number: t.number, line: t.line, content: sha256.Sum256(t.data)}
-	if same := known.unchanged(d.content); same != nil {
-		d.objects = same.objects
+	if same := last.good[d.content]; same != nil { // at whatever number
+		d.objects, d.otherNodes = same.objects, same.otherNodes
 		return d
 	}
 	items, failures := t.items()
 	anonymous := len(failures) > 0
 	for i := range failures {
-		d.problem(path, &failures[i], known.effect(t.number))
+		d.problem(path, &failures[i], last.effect(t.number))
 	}
 	for i := range items {
 		it := &items[i]
@@ -205,17 +206,17 @@ func (s *Source) parseDocument(path string, t text, known *manifest) document {
 		case got.ignored:
 			s.noteIgnored(path, &d, it.typeMeta)
 		case got.other:
-			s.others.Store(true)
+			d.otherNodes = true
 		case got.object != nil:
 			d.objects = append(d.objects, got.object)
 		case len(got.failures) > 0:
 			key := got.failures[0].key
 			effect = effectUnused
-			if old := known.find(key); old != nil {
+			if old := last.byKey[key]; old != nil {
 				d.objects = append(d.objects, old)
 				effect = effectKept
 			} else if key == (objectKey{}) {
-				anonymous, effect = true, known.effect(t.number)
+				anonymous, effect = true, last.effect(t.number)
 			}
 		}
 		for i := range got.failures {
@@ -223,7 +224,7 @@ func (s *Source) parseDocument(path string, t text, known *manifest) document {
 		}
 	}
 	if anonymous {
-		d.leftover = known.gave(t.number)
+		d.leftover = last.gave(t.number)
 	}
 	return d
 }
