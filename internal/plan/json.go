@@ -63,9 +63,10 @@ type (
 		SNAT    bool   `json:"snat,omitempty"`
 	}
 	jsonEndpoint struct {
-		Address netip.AddrPort `json:"address"`
-		OnNode  bool           `json:"onNode"`
-		Weight  uint16         `json:"weight"`
+		Addr      netip.AddrPort `json:"address"`
+		OnNode    bool           `json:"onNode"`
+		Elsewhere bool           `json:"elsewhere"`
+		Weight    uint16         `json:"weight"`
 	}
 )
 
@@ -134,7 +135,7 @@ func (s *ServicePort) MarshalJSON() ([]byte, error) {
 	}
 	for _, p := range [...]Pool{Cluster, Local} {
 		for _, e := range s.Pools[p] {
-			out.Endpoints[p.String()] = append(out.Endpoints[p.String()], jsonEndpoint{e.Addr, e.OnNode, e.Weight})
+			out.Endpoints[p.String()] = append(out.Endpoints[p.String()], jsonEndpoint(e))
 		}
 	}
 	return json.Marshal(out)

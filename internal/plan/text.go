@@ -27,12 +27,13 @@ import (
 //	    allow 198.51.100.0/25
 //	  NodePort *:31080 pod=cluster node=cluster+snat outside=local
 //	  endpoint 10.61.1.5:8080 cluster local here
-//	  endpoint 10.61.2.7:8080 cluster
+//	  endpoint 10.61.2.7:8080 cluster elsewhere
 //	health-check default/web IPv4 port=32100 local=1
 //
 // A frontend's line says what happens to packets from pods of this node, from the
 // node itself and from outside; an endpoint's line says which pools it is in,
-// "serving" if its existing UDP flows stay, and "here" if it is on this node.
+// "serving" if its existing UDP flows stay, and "here" or "elsewhere" if it is
+// known whether it is on this node.
 func Write(w io.Writer, p *Plan) error {
 	b := bufio.NewWriter(w)
 	if p.Node != nil {
@@ -181,8 +182,11 @@ func writeEndpoints(w io.Writer, s *ServicePort) {
 	}
 	for _, e := range slices.SortedFunc(maps.Keys(words), compareEndpoints) {
 		fmt.Fprintf(w, "  endpoint %s%s", e.Addr, words[e])
-		if e.OnNode {
+		switch {
+		case e.OnNode:
 			fmt.Fprint(w, " here")
+		case e.Elsewhere:
+			fmt.Fprint(w, " elsewhere")
 		}
 		if e.Weight != 1 && words[e] != " serving" {
 			fmt.Fprintf(w, " weight=%d", e.Weight)
@@ -192,11 +196,16 @@ func writeEndpoints(w io.Writer, s *ServicePort) {
 }
 
 func compareEndpoints(a, b Endpoint) int {
-	here := func(e Endpoint) int {
-		if e.OnNode {
+	rank := func(yes bool) int {
+		if yes {
 			return 0
 		}
 		return 1
 	}
-	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(here(a), here(b)), cmp.Compare(a.Weight, b.Weight))
+	return cmp.Or(
+		a.Addr.Compare(b.Addr),
+		cmp.Compare(rank(a.OnNode), rank(b.OnNode)),
+		cmp.Compare(rank(a.Elsewhere), rank(b.Elsewhere)),
+		cmp.Compare(a.Weight, b.Weight),
+	)
 }

@@ -7,10 +7,9 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
-// planService plans the Service called n and adds the differences to u.
-func (p *Planner) planService(n cluster.Name, u *plan.Update) {
-	s := p.services[n]
-	_, sls := p.state.Service(n)
+// planService plans s, whose slices are sls, and adds the differences to u.
+func (p *Planner) planService(s *service, sls []*cluster.Slice, u *plan.Update) {
+	n := s.name
 	d := draft{p: p, s: s, svc: s.facts, slices: sls, notes: noter{kind: "Service", namespace: n.Namespace, name: n.Name}}
 	if s.facts != nil {
 		d.notes.uid = string(s.facts.UID)

@@ -151,9 +151,5 @@ func (c *claims) has(s *service, k claimKey) bool { return c.owner[k] == s }
 func precedes(a, b *service) bool { return compareAge(a, b) < 0 }
 
 func compareAge(a, b *service) int {
-	return cmp.Or(
-		cmp.Compare(a.created, b.created),
-		cmp.Compare(a.name.Namespace, b.name.Namespace),
-		cmp.Compare(a.name.Name, b.name.Name),
-	)
+	return cmp.Or(cmp.Compare(a.created, b.created), compareNames(a.name, b.name))
 }

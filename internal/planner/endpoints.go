@@ -14,7 +14,8 @@ import (
 type candidate struct {
 	addr netip.AddrPort
 	ep   *cluster.Endpoint
-	here bool
+	// here, elsewhere: it says that it is on this node, or on another one.
+	here, elsewhere bool
 }
 
 func (c *candidate) ready() bool { return c.ep.Flags&cluster.Ready != 0 }
@@ -60,7 +61,7 @@ func compareCandidates(a, b candidate) int {
 // endpoint moves between them or an address is used again, the most useful stays.
 func (p *Planner) collect(sls []*cluster.Slice, port *cluster.ServicePort, f plan.Family) {
 	found := p.buf.found[:0]
-	name := interned(port.Name)
+	name, unset := interned(port.Name), cluster.Intern("")
 	for _, sl := range sls {
 		if sl.IPv6 != (f == plan.IPv6) {
 			continue
@@ -75,11 +76,12 @@ func (p *Planner) collect(sls []*cluster.Slice, port *cluster.ServicePort, f pla
 				if !ep.Addr.IsValid() || plan.FamilyOf(ep.Addr) != f {
 					continue
 				}
-				found = append(found, candidate{
-					addr: netip.AddrPortFrom(ep.Addr, sp.Port),
-					ep:   ep,
-					here: ep.Node == p.env.name && p.opt.NodeName != "",
-				})
+				c := candidate{addr: netip.AddrPortFrom(ep.Addr, sp.Port), ep: ep}
+				if node := interned(ep.Node); node != unset && p.env.name != unset {
+					c.here = node == p.env.name
+					c.elsewhere = !c.here
+				}
+				found = append(found, c)
 			}
 		}
 	}
@@ -125,7 +127,7 @@ func (p *Planner) pools() {
 }
 
 func (c *candidate) endpoint() plan.Endpoint {
-	return plan.Endpoint{Addr: c.addr, OnNode: c.here, Weight: 1}
+	return plan.Endpoint{Addr: c.addr, OnNode: c.here, Elsewhere: c.elsewhere, Weight: 1}
 }
 
 // serving fills buf.serving with the endpoints whose flows stay valid.

@@ -271,7 +271,7 @@ func checkPool(tb testing.TB, sp *plan.ServicePort, pool plan.Pool, used bool) {
 		if i > 0 && eps[i-1].Addr.Compare(e.Addr) >= 0 {
 			tb.Errorf("%s: the %v pool is not sorted", sp.ID, pool)
 		}
-		if e.Weight != 1 || plan.FamilyOf(e.Addr.Addr()) != sp.ID.Family || pool == plan.Local && !e.OnNode {
+		if e.Weight != 1 || plan.FamilyOf(e.Addr.Addr()) != sp.ID.Family || pool == plan.Local && !e.OnNode || e.OnNode && e.Elsewhere {
 			tb.Errorf("%s: %v endpoint %+v", sp.ID, pool, e)
 		}
 	}

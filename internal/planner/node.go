@@ -28,7 +28,7 @@ func (e *environment) equal(o *environment) bool {
 			return false
 		}
 	}
-	return e.name == o.name && e.zone == o.zone && slices.Equal(e.own, o.own)
+	return e.name == o.name && e.zone == o.zone && slices.Equal(e.own, o.own) && (e.node == nil) == (o.node == nil)
 }
 
 // environment reads the node's facts. A Node that is gone leaves its last facts in

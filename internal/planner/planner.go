@@ -12,7 +12,6 @@ package planner
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/cluster"
@@ -164,31 +163,44 @@ func (p *Planner) Update() plan.Update {
 	return u
 }
 
+// work is one Service to plan.
+type work struct {
+	s      *service
+	slices []*cluster.Slice
+}
+
 // planServices plans the named Services and all others that this affects, and
 // adds the differences to u. It reports whether the Node's part of the plan may
 // have changed with them.
 func (p *Planner) planServices(names map[cluster.Name]struct{}, u *plan.Update) (node bool) {
 	p.claims.begin(p.env.host)
+	todo := make([]work, 0, len(names))
 	for n := range names {
-		p.admit(n)
+		todo = append(todo, p.admit(n))
 	}
-	maps.Copy(names, p.claims.affected)
-	for _, n := range slices.SortedFunc(maps.Keys(names), p.compare) {
-		p.planService(n, u)
+	for n := range p.claims.affected {
+		if _, ok := names[n]; !ok {
+			_, sls := p.state.Service(n)
+			todo = append(todo, work{p.services[n], sls})
+		}
+	}
+	slices.SortFunc(todo, func(a, b work) int { return compareServices(a.s, b.s) })
+	for _, w := range todo {
+		p.planService(w.s, w.slices, u)
 	}
 	return p.claims.nodeTouched
 }
 
 // admit takes over the facts of one Service and claims its frontends.
-func (p *Planner) admit(n cluster.Name) {
-	svc, _ := p.state.Service(n)
+func (p *Planner) admit(n cluster.Name) work {
+	svc, sls := p.state.Service(n)
 	s := p.services[n]
 	if s == nil {
 		s = &service{name: n}
 		p.services[n] = s
 	}
 	if svc == s.facts && !p.stale {
-		return
+		return work{s, sls}
 	}
 	recreated := svc != nil && s.facts != nil && svc.Created != s.created
 	s.facts, s.first = svc, svc != nil && neededFirst(svc)
@@ -196,22 +208,22 @@ func (p *Planner) admit(n cluster.Name) {
 		s.created = svc.Created
 	}
 	p.claims.set(s, p.wantedBy(svc), recreated)
+	return work{s, sls}
 }
 
-// compare orders Services as they are to be carried out.
-func (p *Planner) compare(a, b cluster.Name) int {
-	if fa, fb := p.isFirst(a), p.isFirst(b); fa != fb {
-		if fa {
+// compareServices orders Services as they are to be carried out.
+func compareServices(a, b *service) int {
+	if a.first != b.first {
+		if a.first {
 			return -1
 		}
 		return 1
 	}
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	return compareNames(a.name, b.name)
 }
 
-func (p *Planner) isFirst(n cluster.Name) bool {
-	s := p.services[n]
-	return s != nil && s.first
+func compareNames(a, b cluster.Name) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 // neededFirst: nothing comes up in a cluster without these.

@@ -142,11 +142,15 @@ func (d *draft) remarkPort(i, found int, usable bool) {
 		internal = internal || dropped && f.Kind == plan.ClusterIP
 		external = external || dropped && f.Kind != plan.ClusterIP
 	}
+	doubt := ""
+	if d.p.env.node == nil {
+		doubt = fmt.Sprintf("; there is no Node named %q, check --hostname-override", d.p.opt.NodeName)
+	}
 	if internal {
-		d.notes.info(NoLocalEndpoints, "port %s (%s), internalTrafficPolicy Local: no endpoint is on this node, traffic to the ClusterIP is dropped", portText(port), d.family)
+		d.notes.info(NoLocalEndpoints, "port %s (%s), internalTrafficPolicy Local: no endpoint is on this node, traffic to the ClusterIP is dropped%s", portText(port), d.family, doubt)
 	}
 	if external {
-		d.notes.info(NoLocalEndpoints, "port %s (%s), externalTrafficPolicy Local: no endpoint is on this node, traffic from outside is dropped", portText(port), d.family)
+		d.notes.info(NoLocalEndpoints, "port %s (%s), externalTrafficPolicy Local: no endpoint is on this node, traffic from outside is dropped%s", portText(port), d.family, doubt)
 	}
 }
 
