@@ -95,8 +95,13 @@ func (m *manifest) former() former {
 		if len(d.findings) == 0 {
 			f.good[d.content] = d
 		}
-		for _, list := range [...][]*object{d.objects, d.leftover} {
-			for _, o := range list {
+	}
+	for _, of := range [...]func(*document) []*object{
+		func(d *document) []*object { return d.objects },
+		func(d *document) []*object { return d.leftover }, // yields
+	} {
+		for i := range m.documents {
+			for _, o := range of(&m.documents[i]) {
 				if f.byKey[o.key] == nil {
 					f.byKey[o.key] = o
 				}
@@ -106,17 +111,29 @@ func (m *manifest) former() former {
 	return f
 }
 
-// gave returns the objects that the document of that number last gave.
-func (f *former) gave(number int) []*object {
-	if d := f.byNumber[number]; d != nil {
-		return slices.Concat(d.objects, d.leftover)
+// gave returns the objects that the document of that number last gave and that are
+// not among but.
+func (f *former) gave(number int, but []*object) (out []*object) {
+	d := f.byNumber[number]
+	if d == nil {
+		return nil
 	}
-	return nil
+	has := make(map[objectKey]struct{}, len(but))
+	for _, o := range but {
+		has[o.key] = struct{}{}
+	}
+	for _, o := range slices.Concat(d.objects, d.leftover) {
+		if _, ok := has[o.key]; !ok {
+			has[o.key] = struct{}{}
+			out = append(out, o)
+		}
+	}
+	return out
 }
 
 // effect is what becomes of a document that cannot be read.
 func (f *former) effect(number int) string {
-	if len(f.gave(number)) > 0 {
+	if d := f.byNumber[number]; d != nil && len(d.objects)+len(d.leftover) > 0 {
 		return effectKept
 	}
 	return effectUnused

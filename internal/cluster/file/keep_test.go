@@ -135,6 +135,36 @@ func TestLastGoodItemOfAListStays(t *testing.T) {
 	w.mustHave()
 }
 
+// What a broken document left behind does not come before a newer version, nor does
+// it pile up.
+func TestLeftoversYield(t *testing.T) {
+	w := newWorld(t)
+	w.write("a.yaml", documents(web, api))
+	w.load()
+	w.write("a.yaml", documents("{\n", service("web", "10.62.0.11")))
+	w.load()
+	w.mustHave("service default/web 10.62.0.11 :80/TCP")
+	w.write("a.yaml", documents("{ #\n", service("web", "x")))
+	w.load()
+	w.mustHave("service default/web 10.62.0.11 :80/TCP")
+	for i := range 10 {
+		w.write("a.yaml", documents("{\n", service("web", "10.62.0.12"), strings.Repeat("#", i)+"\n- x"))
+		w.load()
+		w.mustHave("service default/web 10.62.0.12 :80/TCP")
+	}
+	list := "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: web}, spec: {clusterIP: 10.62.0.1, ports: [{port: 80}]}}\n"
+	for i := range 10 {
+		w.write("a.yaml", list+"- null"+strings.Repeat("#", i)+"\n")
+		w.load()
+		w.mustHave(webFact)
+	}
+	for _, d := range w.source.files[filepath.Join(w.dir, "a.yaml")].documents {
+		if n := len(d.objects) + len(d.leftover); n > 1 {
+			t.Errorf("document %d holds %d objects", d.number, n)
+		}
+	}
+}
+
 func TestBrokenJSON(t *testing.T) {
 	w := newWorld(t)
 	object := func(name, addr string) string {

@@ -224,7 +224,7 @@ func (s *Source) parseDocument(path string, t text, last *former) document {
 		}
 	}
 	if anonymous {
-		d.leftover = last.gave(t.number)
+		d.leftover = last.gave(t.number, d.objects)
 	}
 	return d
 }
