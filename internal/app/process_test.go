@@ -2,7 +2,10 @@ package app
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"io"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -10,9 +13,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
-	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
 // node is a small network with a node on which the program runs for real.
@@ -61,7 +64,7 @@ func (n *node) write(name, content string) {
 }
 
 // start starts the program on the node.
-func (n *node) start(out *bytes.Buffer, args ...string) *exec.Cmd {
+func (n *node) start(out io.Writer, args ...string) *exec.Cmd {
 	n.t.Helper()
 	path, err := exec.LookPath("svcproxy")
 	if err != nil {
@@ -99,8 +102,30 @@ func (n *node) flags() []string {
 
 // ask sends a request from a host to the Service's ClusterIP.
 func (n *node) ask(from string) (lab.Answer, error) {
-	r := demoRequest{id: plan.ID{Protocol: plan.TCP}, to: netip.MustParseAddrPort("10.62.0.20:80")}
-	return r.sendOne(n.t.Context(), n.lab.Host(from))
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Second)
+	defer cancel()
+	flow, err := n.lab.Host(from).Dial(ctx, lab.Dialing{Proto: lab.TCP, To: netip.MustParseAddrPort("10.62.0.20:80")})
+	if err != nil {
+		return lab.Answer{}, err
+	}
+	defer flow.Close()
+	return flow.Ask(time.Second)
+}
+
+// awaitReady waits until the proxy on the node has programmed everything.
+func (n *node) awaitReady(said *safeBuffer) {
+	n.t.Helper()
+	client := http.Client{Transport: &http.Transport{DialContext: n.host.DialContext, DisableKeepAlives: true}}
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		if r, err := client.Get("http://127.0.0.1:10256/readyz"); err == nil {
+			r.Body.Close()
+			if r.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	n.t.Fatalf("the proxy did not get ready:\n%s", said.String())
 }
 
 // rules are the kernel's rules in both stores.
@@ -124,15 +149,11 @@ func (n *node) rules() string {
 // place when it ends, and removes them when asked, twice.
 func TestProcess(t *testing.T) {
 	n := newNode(t)
-	var out bytes.Buffer
+	var out safeBuffer
 	cmd := n.start(&out, n.flags()...)
-	p := &demoProxy{cmd: cmd, done: make(chan struct{}), said: &out}
-	var ended error
-	go func() { ended = cmd.Wait(); close(p.done) }()
-	t.Cleanup(p.end)
-	if err := p.awaitReady(t.Context(), n.host); err != nil {
-		t.Fatalf("%v\n%s", err, out.String())
-	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	n.awaitReady(&out)
 
 	for _, from := range []string{"alder", "probe"} {
 		if a, err := n.ask(from); err != nil || a.Server != "web" {
@@ -152,9 +173,8 @@ func TestProcess(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	<-p.done
-	if ended != nil {
-		t.Errorf("after SIGTERM: %v\n%s", ended, out.String())
+	if err := <-done; err != nil {
+		t.Errorf("after SIGTERM: %v\n%s", err, out.String())
 	}
 	if a, err := n.ask("probe"); err != nil || a.Server != "web" {
 		t.Errorf("after the proxy's end: answer %v, error %v", a, err)

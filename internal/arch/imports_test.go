@@ -61,6 +61,7 @@ var rules = []rule{
 		"k8s.io/utils/...", "sigs.k8s.io/json",
 	}},
 	{"internal/app", anything},
+	{"internal/demo", []string{"internal/plan", "internal/lab"}},
 	{"internal/arch", nil},
 	{"internal/lab", kernel},
 	{"internal/lab/apiserver", slices.Concat([]string{"sigs.k8s.io/yaml"}, apiTypes)},

@@ -1,4 +1,4 @@
-package app
+package demo
 
 import (
 	"bytes"
@@ -15,8 +15,8 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
-// demoRequest is one kind of request: from one host to one frontend.
-type demoRequest struct {
+// request is one kind of request: from one host to one frontend.
+type request struct {
 	id    plan.ID
 	from  string
 	to    netip.AddrPort
@@ -25,10 +25,10 @@ type demoRequest struct {
 	times int
 }
 
-// demoAnswers counts who answered, and how requests without an answer ended.
-type demoAnswers map[string]int
+// answers counts who answered, and how requests without an answer ended.
+type answers map[string]int
 
-func (a demoAnswers) String() string {
+func (a answers) String() string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(a)) {
 		out = append(out, fmt.Sprintf("%s %d", name, a[name]))
@@ -36,26 +36,26 @@ func (a demoAnswers) String() string {
 	return strings.Join(out, ", ")
 }
 
-// demoRequests are requests to every frontend: from a pod and the node, and from
+// requestsOf are requests to every frontend: from a pod and the node, and from
 // outside to those that outside hosts can reach.
-func demoRequests(p *plan.Plan) []demoRequest {
+func requestsOf(p *plan.Plan) []request {
 	names := map[netip.Addr]string{}
-	for _, e := range demoEndpoints(p) {
+	for _, e := range endpointsOf(p) {
 		names[e.addr] = e.name
 	}
-	var out []demoRequest
+	var out []request
 	for _, id := range slices.SortedFunc(maps.Keys(p.Services), plan.ID.Compare) {
 		if id.Protocol == plan.SCTP && !lab.HasSCTP() {
 			continue
 		}
 		for _, f := range p.Services[id].Frontends {
-			for _, from := range []string{demoClient, demoNode, demoOutside} {
-				if from == demoOutside && f.Kind == plan.ClusterIP {
+			for _, from := range []string{clientHost, nodeHost, outsideHost} {
+				if from == outsideHost && f.Kind == plan.ClusterIP {
 					continue // nobody outside has a route to it
 				}
-				r := demoRequest{id: id, from: from, to: demoTarget(f, id.Family), names: names}
+				r := request{id: id, from: from, to: target(f, id.Family), names: names}
 				r.want = plan.Eval(p, plan.Packet{Proto: id.Protocol, Src: r.source(), Dst: r.to, In: r.in()})
-				r.times = 10 * max(1, len(r.want.Endpoints))
+				r.times = 20 * max(1, len(r.want.Endpoints))
 				if r.want.Outcome == plan.Dropped {
 					r.times = 1 // each takes its time
 				}
@@ -66,8 +66,8 @@ func demoRequests(p *plan.Plan) []demoRequest {
 	return out
 }
 
-func (r demoRequest) source() netip.Addr {
-	for _, a := range demoAddrs(r.from) {
+func (r request) source() netip.Addr {
+	for _, a := range addrsOf(r.from) {
 		if a.Is4() == r.to.Addr().Is4() {
 			return a
 		}
@@ -76,13 +76,13 @@ func (r demoRequest) source() netip.Addr {
 }
 
 // in is the node's interface that the request arrives on.
-func (r demoRequest) in() string {
-	return map[string]string{demoClient: "cni0", demoNode: "", demoOutside: "eth0"}[r.from]
+func (r request) in() string {
+	return map[string]string{clientHost: "cni0", nodeHost: "", outsideHost: "eth0"}[r.from]
 }
 
 // send sends the requests one after the other.
-func (r demoRequest) send(ctx context.Context, network *lab.Lab) demoAnswers {
-	have := demoAnswers{}
+func (r request) send(ctx context.Context, network *lab.Lab) answers {
+	have := answers{}
 	for range r.times {
 		a, err := r.sendOne(ctx, network.Host(r.from))
 		if err != nil {
@@ -94,7 +94,7 @@ func (r demoRequest) send(ctx context.Context, network *lab.Lab) demoAnswers {
 	return have
 }
 
-func (r demoRequest) sendOne(ctx context.Context, from *lab.Host) (lab.Answer, error) {
+func (r request) sendOne(ctx context.Context, from *lab.Host) (lab.Answer, error) {
 	const patience = time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -107,7 +107,7 @@ func (r demoRequest) sendOne(ctx context.Context, from *lab.Host) (lab.Answer, e
 }
 
 // judge compares answers with the plan and returns what is wrong, "" if nothing.
-func (r demoRequest) judge(have demoAnswers) string {
+func (r request) judge(have answers) string {
 	switch r.want.Outcome {
 	case plan.Refused:
 		return only(have, "(refused)")
@@ -126,14 +126,14 @@ func (r demoRequest) judge(have demoAnswers) string {
 		}
 	}
 	// With affinity one client has one endpoint. Without, an even choice among n
-	// misses one in 10 n requests with a probability below n/22,000.
+	// misses one in 20 n requests with a probability below n times 2e-9.
 	if r.want.Affinity == 0 && len(have) < len(expected) {
 		return "all of " + strings.Join(expected, ", ") + " should answer"
 	}
 	return ""
 }
 
-func only(have demoAnswers, outcome string) string {
+func only(have answers, outcome string) string {
 	if len(have) == 1 && have[outcome] > 0 {
 		return ""
 	}
@@ -142,7 +142,8 @@ func only(have demoAnswers, outcome string) string {
 
 // showKernel prints what the kernel holds for one Service: the one with most
 // endpoints.
-func (d demo) showKernel(node *lab.Host, p *plan.Plan) error {
+func (d Demo) showKernel(node *lab.Host) error {
+	p := d.Plan
 	var shown plan.ID
 	most := -1
 	for _, id := range slices.SortedFunc(maps.Keys(p.Services), plan.ID.Compare) {
@@ -150,7 +151,7 @@ func (d demo) showKernel(node *lab.Host, p *plan.Plan) error {
 			shown, most = id, n
 		}
 	}
-	command, lines, err := kernelLines(node, d.mode, shown)
+	command, lines, err := kernelLines(node, d.Mode, shown)
 	if err != nil {
 		return err
 	}
