@@ -66,7 +66,7 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 	if p.sources.client != nil {
 		p.events.recorder = kube.NewRecorder(p.sources.client, kube.RecorderOptions{Node: p.node, Log: log.Logger})
 	}
-	p.metrics = metrics.New(mode.Name, metrics.Build{Version: env.buildVersion()}, log.Logger)
+	p.metrics = metrics.New(mode.Name, env.build(), log.Logger)
 
 	p.state = cluster.NewState(time.Now)
 	addrs, err := env.Host.Addrs()

@@ -4,43 +4,55 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+
+	"github.com/svcproxy/svcproxy/internal/metrics"
 )
 
 // buildVersion returns the release that was set when the program was built, or else
 // what the Go toolchain knows about the source.
-func (env Env) buildVersion() string {
-	if env.Version != "" {
-		return env.Version
-	}
-	b, ok := debug.ReadBuildInfo()
+func (env Env) buildVersion() string { return env.build().Version }
+
+// build says what is running. Commit and date are those of the source, as far as
+// the Go toolchain recorded them.
+func (env Env) build() metrics.Build {
+	b := metrics.Build{Version: env.Version}
+	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return "unknown"
+		info = &debug.BuildInfo{}
 	}
-	if b.Main.Version != "" && b.Main.Version != "(devel)" {
-		return b.Main.Version
-	}
-	revision, modified := "", ""
-	for _, s := range b.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = s.Value[:min(12, len(s.Value))]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = "+changes"
+	modified := ""
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			b.Commit = s.Value
+		case "vcs.time":
+			b.Date = s.Value
+		case "vcs.modified":
+			if s.Value == "true" {
+				modified = "+changes"
+			}
 		}
 	}
-	if revision == "" {
-		return "v0.0.0-development"
+	switch {
+	case b.Version != "":
+	case info.Main.Version != "" && info.Main.Version != "(devel)":
+		b.Version = info.Main.Version
+	case b.Commit != "":
+		b.Version = "v0.0.0-" + b.Commit[:min(12, len(b.Commit))] + modified
+	default:
+		b.Version = "v0.0.0-development"
 	}
-	return "v0.0.0-" + revision + modified
+	return b
 }
 
 // printVersion answers --version and --version=raw.
 func (env Env) printVersion(how string) error {
-	var err error
-	if how == "raw" {
-		_, err = fmt.Fprintf(env.Stdout, "svcproxy %s %s %s/%s\n", env.buildVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
-	} else {
-		_, err = fmt.Fprintf(env.Stdout, "svcproxy %s\n", env.buildVersion())
+	b := env.build()
+	if how != "raw" {
+		_, err := fmt.Fprintf(env.Stdout, "svcproxy %s\n", b.Version)
+		return err
 	}
+	_, err := fmt.Fprintf(env.Stdout, "svcproxy %s %s %s/%s commit=%q date=%q\n",
+		b.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH, b.Commit, b.Date)
 	return err
 }
