@@ -1,6 +1,12 @@
 // Package cluster holds the newest known facts about Services, endpoints and the
-// own node, in compact form, whatever they come from: no policy is decided here.
-// Sources write through a [Sink], the planner reads what changed.
+// own node, in compact form, whatever they come from. Sources reduce API objects
+// to facts and write them through a [Sink] into the [State]; the planner asks the
+// State what changed.
+//
+// No policy is decided here. What the State holds depends only on the facts last
+// written, not on the order in which they came. Memory is at most 150 bytes of
+// heap per endpoint from 10 endpoints per Service on, Services and indexes
+// included (BenchmarkState).
 package cluster
 
 import (

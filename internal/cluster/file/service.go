@@ -60,6 +60,9 @@ func validateService(s *corev1.Service) field.ErrorList {
 	errs = append(errs, validateAffinity(path, &s.Spec)...)
 	errs = append(errs, validateClusterIPs(path, &s.Spec)...)
 	for i, ip := range s.Spec.ExternalIPs {
+		if strings.TrimSpace(ip) == "" {
+			continue // kube-proxy passes over them silently
+		}
 		_, bad := address(path.Child("externalIPs").Index(i), ip)
 		errs = append(errs, bad...)
 	}

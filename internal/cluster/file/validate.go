@@ -82,7 +82,7 @@ func validateSlice(s *discoveryv1.EndpointSlice) field.ErrorList {
 		if p.Protocol != nil {
 			errs = append(errs, oneOf(path.Child("protocol"), *p.Protocol, protocols...)...)
 		}
-		if p.Port != nil {
+		if p.Port != nil && *p.Port != 0 { // 0 is "all ports" to the API; the reduction says it is not implemented
 			errs = append(errs, invalid(path.Child("port"), *p.Port, validation.IsValidPortNum(int(*p.Port)))...)
 		}
 	}

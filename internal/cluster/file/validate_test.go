@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/svcproxy/svcproxy/internal/cluster"
 )
 
 // TestValidation lists what is refused: each object has one fault, and the problem
@@ -111,6 +113,7 @@ func TestAccepted(t *testing.T) {
 		`{externalIPs: [198.51.100.1], externalTrafficPolicy: Local, ports: [{port: 80}]}`,
 		`{type: LoadBalancer, loadBalancerSourceRanges: [" 10.0.0.0/8 "], ports: [{port: 80, nodePort: 30000, name: a}, {port: 80, nodePort: 30000, name: b, protocol: UDP}]}`,
 		`{type: LoadBalancer, externalTrafficPolicy: Local, internalTrafficPolicy: Local, healthCheckNodePort: 32000, ports: [{port: 80, targetPort: http}]}`,
+		`{externalIPs: ["", " ", 198.51.100.1], ports: [{port: 80}]}`,
 		`{sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {}}, ports: [{port: 80}]}`,
 	} {
 		w := newWorld(t)
@@ -120,6 +123,18 @@ func TestAccepted(t *testing.T) {
 		if services, _ := w.state.Counts(); services != 1 {
 			t.Errorf("%s is not taken", spec)
 		}
+	}
+}
+
+// A port without a number costs that port alone, and says why.
+func TestSlicePortWithoutNumber(t *testing.T) {
+	w := newWorld(t)
+	w.write("a.yaml", strings.Replace(slice("web-1", "web", "10.0.0.1"), "[{port: 8080}]", "[{name: a, port: 0}, {name: b}, {name: c, port: 1}]", 1))
+	w.load()
+	w.mustReport()
+	_, sls := w.state.Service(cluster.Name{Namespace: "default", Name: "web"})
+	if len(sls) != 1 || len(sls[0].Ports) != 1 || len(sls[0].Problems) != 2 || sls[0].Problems[0].Reason != cluster.ReasonPortMissing {
+		t.Errorf("have %+v", sls)
 	}
 }
 
