@@ -284,6 +284,22 @@ items:
 	}
 }
 
+// The example of the operators' page works as it stands.
+func TestExampleOfTheManual(t *testing.T) {
+	manual, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "manifests.md"))
+	must(t, err)
+	_, rest, ok := strings.Cut(string(manual), "```yaml\n")
+	example, _, closed := strings.Cut(rest, "```")
+	if !ok || !closed {
+		t.Fatal("docs/manifests.md has no example")
+	}
+	w := newWorld(t)
+	w.write("a.yaml", example)
+	w.load()
+	w.mustReport()
+	w.mustHave("service default/web 10.96.0.20 :80/TCP", "slice default/web-1 of web 192.0.2.21 192.0.2.22")
+}
+
 func TestDefaults(t *testing.T) {
 	w := newWorld(t)
 	w.write("a.yaml", `
