@@ -65,10 +65,7 @@ func diff(ctx context.Context, env Env, flags *config.Flags) ([]string, error) {
 		return nil, err
 	}
 	log := newLog(env.Stderr, c.Log)
-	families, err := hostFamilies(ctx, env, mode)
-	if err != nil {
-		return nil, err
-	}
+	families, _ := mode.families(ctx, env.Host)
 	backend, err := mode.New(modeEnv(c, log.Logger, nil, families))
 	if err != nil {
 		return nil, fmt.Errorf("set up mode %s: %w", mode.Name, err)

@@ -13,15 +13,41 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/iptables"
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/host"
 )
 
+// builtMode is a mode that is part of this program.
+type builtMode struct {
+	dataplane.Mode
+	// supports returns nil if this host can do the family in the mode, else what is
+	// missing, and the remedy.
+	supports func(context.Context, plan.Family) error
+}
+
 // builtModes are the modes of this build: the one place that knows them.
-func builtModes() []dataplane.Mode {
-	return []dataplane.Mode{}
+func builtModes() []builtMode {
+	return []builtMode{
+		{iptables.Mode(), iptables.Supports},
+	}
+}
+
+// families returns the families that this host can do in the mode; why says what
+// keeps IPv6 from it, nil if it can.
+func (m builtMode) families(ctx context.Context, h host.Host) (out []plan.Family, why error) {
+	out = []plan.Family{plan.IPv4}
+	if err := h.IPv6(); err != nil {
+		return out, err
+	}
+	if err := m.supports(ctx, plan.IPv6); err != nil {
+		return out, err
+	}
+	return plan.Families[:], nil
 }
 
 // modeNamed returns the mode, or an error that says what to use instead.
-func modeNamed(name string) (dataplane.Mode, error) {
+func modeNamed(name string) (builtMode, error) {
 	modes := builtModes()
 	for _, m := range modes {
 		if m.Name == name {
@@ -32,7 +58,7 @@ func modeNamed(name string) (dataplane.Mode, error) {
 	for _, m := range modes {
 		names = append(names, m.Name)
 	}
-	return dataplane.Mode{}, fmt.Errorf("mode %s is not in this build yet; choose one that is with --proxy-mode or the field mode: %s",
+	return builtMode{}, fmt.Errorf("mode %s is not in this build yet; choose one that is with --proxy-mode or the field mode: %s",
 		name, strings.Join(names, ", "))
 }
 
@@ -71,7 +97,7 @@ func reportModes(ctx context.Context) []modeReport {
 	var out []modeReport
 	for _, name := range config.Modes {
 		r := modeReport{Name: name, Default: name == config.IPTables}
-		i := slices.IndexFunc(built, func(m dataplane.Mode) bool { return m.Name == name })
+		i := slices.IndexFunc(built, func(m builtMode) bool { return m.Name == name })
 		switch {
 		case i < 0:
 			r.Missing = "it is not in this build yet"

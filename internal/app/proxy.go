@@ -30,8 +30,9 @@ type proxy struct {
 	flags    *config.Flags
 	log      logControl
 	node     string
-	mode     dataplane.Mode
+	mode     builtMode
 	families []plan.Family
+	noIPv6   error // why IPv6 is not among them
 	started  time.Time
 
 	live    *liveConfig
@@ -49,16 +50,14 @@ type proxy struct {
 
 // newProxy sets everything up; it reads a kubeconfig and the host's addresses, and
 // starts and writes nothing.
-func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Config, mode dataplane.Mode, log logControl) (*proxy, error) {
+func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Config, mode builtMode, log logControl) (*proxy, error) {
 	p := &proxy{env: env, flags: flags, log: log, mode: mode, started: time.Now()}
 	p.live = newLiveConfig(c, flags.ConfigFile, p.started)
 	var err error
 	if p.node, err = nodeName(env, c); err != nil {
 		return nil, err
 	}
-	if p.families, err = hostFamilies(ctx, env, mode); err != nil {
-		return nil, err
-	}
+	p.families, p.noIPv6 = mode.families(ctx, env.Host)
 	if p.sources, err = newSources(c, sourceOptions{node: p.node, version: env.buildVersion(), log: log.Logger, fileLog: log.Logger}); err != nil {
 		return nil, err
 	}
@@ -125,8 +124,8 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 	for _, w := range addressWarnings(c, p.families) {
 		p.log.Warn("configuration: " + w)
 	}
-	if err := p.env.Host.IPv6(); err != nil {
-		p.log.Info("IPv6 is off", "why", err)
+	if p.noIPv6 != nil {
+		p.log.Info("IPv6 is off", "why", p.noIPv6)
 	}
 	p.announce(c)
 	p.setUpKernel(c)

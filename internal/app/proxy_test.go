@@ -49,6 +49,14 @@ func (b *recordingBackend) text() string {
 	return b.plan
 }
 
+// fakeMode is called iptables and programs b.
+func fakeMode(b dataplane.Backend) builtMode {
+	return builtMode{
+		Mode:     dataplane.Mode{Name: "iptables", New: func(dataplane.Env) (dataplane.Backend, error) { return b, nil }},
+		supports: func(context.Context, plan.Family) error { return nil },
+	}
+}
+
 // safeBuffer is a log that may be read while it is written.
 type safeBuffer struct {
 	mu sync.Mutex
@@ -121,7 +129,7 @@ func startFixture(t *testing.T, body string, manifests map[string]string) *fixtu
 	fake := &host.Fake{CPUs: 2, Values: map[string]string{}}
 	fake.SetAddrs(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("10.9.9.9"))
 	env := Env{Stderr: f.log, Host: fake, Version: "v1.2.3", Hostname: func() (string, error) { return "Alder", nil }}
-	mode := dataplane.Mode{Name: "iptables", New: func(dataplane.Env) (dataplane.Backend, error) { return f.backend, nil }}
+	mode := fakeMode(f.backend)
 	ctx, cancel := context.WithCancel(context.Background())
 	p, err := newProxy(ctx, env, flags, c, mode, newLog(f.log, c.Log))
 	if err != nil {
@@ -355,7 +363,7 @@ func TestHardFail(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mode := dataplane.Mode{Name: "iptables", New: func(dataplane.Env) (dataplane.Backend, error) { return &recordingBackend{}, nil }}
+	mode := fakeMode(&recordingBackend{})
 	env := Env{Host: &host.Fake{}, Hostname: func() (string, error) { return "alder", nil }}
 	p, err := newProxy(t.Context(), env, flags, c, mode, newLog(io.Discard, c.Log))
 	if err != nil {

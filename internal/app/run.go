@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/config"
-	"github.com/svcproxy/svcproxy/internal/dataplane"
-	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
 // runProxy does what the proxy's command line asks for: run it, or one of the
@@ -97,16 +95,4 @@ func loadConfig(env Env, args []string) (*config.Config, []string, error) {
 		return nil, nil, err
 	}
 	return flags.Load(env.ReadFile)
-}
-
-// hostFamilies returns the families that this host can do in a mode; that IPv6 is
-// missing is said once.
-func hostFamilies(ctx context.Context, env Env, _ dataplane.Mode) ([]plan.Family, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if err := env.Host.IPv6(); err != nil {
-		return []plan.Family{plan.IPv4}, nil
-	}
-	return plan.Families[:], nil
 }
