@@ -123,6 +123,9 @@ func (c *cycle) take(u plan.Update) {
 		u.Notes = nil
 	}
 	empty := u.Empty()
+	if empty {
+		u.Triggers = nil // they belong to changes that do not matter here
+	}
 	if c.backlog.Plan == nil {
 		c.backlog = u
 	} else {
@@ -135,7 +138,7 @@ func (c *cycle) take(u plan.Update) {
 	c.urgent = c.urgent || urgent(&u)
 	c.report.took(&u, &c.backlog, now)
 	if c.backlog.Empty() && !c.owed { // everything is back where it was
-		c.urgent = false
+		c.urgent, c.backlog.Triggers = false, nil
 		c.update(func(s *Status) { s.PendingSince = time.Time{} })
 		c.cfg.Health.Updated(now)
 		return

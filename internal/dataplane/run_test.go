@@ -417,6 +417,8 @@ func TestMetricsOfASync(t *testing.T) {
 		b.world.trigger = []time.Time{time.Now().Add(-time.Hour)} // from before the start
 	}, func(b *bench) {
 		b.pass(10 * time.Second)
+		b.world.edit(func() { b.world.trigger = []time.Time{time.Now()} }) // of what is no Service's endpoint
+		b.pass(10 * time.Second)
 		b.world.edit(func() { b.world.trigger = []time.Time{time.Now()} })
 		b.world.set(service(tcp("a"), 20, 1, 2))
 		b.pass(10 * time.Second)
