@@ -1,0 +1,260 @@
+package iptables
+
+import (
+	"hash/maphash"
+	"iter"
+	"maps"
+	"slices"
+
+	"github.com/svcproxy/svcproxy/internal/delta"
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+// Rules per endpoint lose their comments above mostCommented endpoints, and get
+// them back below fewestUncommented: a cluster near the limit must not be
+// rewritten back and forth.
+const (
+	mostCommented     = 1000
+	fewestUncommented = 500
+)
+
+// desired is what one family's rules should be, and by which sums they are known
+// to be in the kernel. It does no I/O. Texts are not kept: a chain that has to be
+// written is rendered again.
+type desired struct {
+	family  plan.Family
+	mark    uint32
+	liberal bool
+
+	hash     hasher
+	track    *delta.Tracker[chainID, uint64]
+	services map[plan.ID]*plan.ServicePort
+	node     *plan.Node
+	health   map[plan.HealthID]plan.HealthPort
+	comments bool
+	r        *renderer
+
+	dirty     map[plan.ID]struct{} // some chain of it may have to be written
+	shared    []chainID            // chains that all packets pass, as wanted now
+	stale     bool                 // these have to be rendered again
+	rules     map[bool]int         // number of rules wanted, by "in table filter"
+	sharedNum map[bool]int         // of these, in the shared chains
+	recount   bool                 // rules is being summed up from nothing
+}
+
+func newDesired(f plan.Family, mark uint32, liberal bool) *desired {
+	return &desired{
+		family: f, mark: mark, liberal: liberal,
+		hash: hasher{maphash.MakeSeed()}, track: delta.New[chainID, uint64](),
+		services: map[plan.ID]*plan.ServicePort{}, dirty: map[plan.ID]struct{}{},
+		health: map[plan.HealthID]plan.HealthPort{}, comments: true,
+		rules: map[bool]int{}, sharedNum: map[bool]int{},
+	}
+}
+
+// follow makes d what p says. changed is what differs from the last plan followed;
+// with all, everything is looked at. It returns the Service ports that cannot be
+// written as rules, which stay as they were, and what each ServicePort that changed
+// was before.
+func (d *desired) follow(p *plan.Plan, changed []plan.Change, all bool) (undo map[plan.ID]*plan.ServicePort, bad map[plan.ID]error, err error) {
+	if !p.Node.Equal(d.node) {
+		all = true
+	}
+	s := settings{family: d.family, mark: d.mark, liberal: d.liberal, comments: d.commented(p, changed, all), node: p.Node}
+	if s.comments != d.comments {
+		all = true
+	}
+	if all || d.r == nil {
+		r, err := newRenderer(s)
+		if err != nil {
+			return nil, nil, err
+		}
+		d.r, d.node, d.comments, d.stale = r, p.Node, s.comments, true
+	}
+	undo, bad = map[plan.ID]*plan.ServicePort{}, map[plan.ID]error{}
+	set := func(id plan.ID, sp *plan.ServicePort) {
+		if sp != nil {
+			if why := d.r.check(sp); why != nil {
+				bad[id] = why
+				return
+			}
+		}
+		if old := d.services[id]; old != sp {
+			undo[id] = old
+		}
+		d.set(id, sp)
+	}
+	if all {
+		d.recount = true
+		clear(d.rules)
+		for id := range maps.Keys(d.services) {
+			if _, ok := p.Services[id]; !ok {
+				set(id, nil)
+			}
+		}
+		for id, sp := range p.Services {
+			if id.Family == d.family {
+				set(id, sp)
+			}
+		}
+		d.recount = false
+	} else {
+		for _, c := range changed {
+			if c.ID.Family == d.family {
+				set(c.ID, p.Services[c.ID])
+			}
+		}
+	}
+	d.followHealth(p.Health)
+	return undo, bad, nil
+}
+
+// commented decides whether rules per endpoint carry comments.
+func (d *desired) commented(p *plan.Plan, changed []plan.Change, all bool) bool {
+	if !all && len(changed) == 0 {
+		return d.comments
+	}
+	n := 0
+	for id, sp := range p.Services {
+		if id.Family == d.family {
+			n += len(sp.Pools[plan.Cluster]) + len(sp.Pools[plan.Local])
+		}
+	}
+	switch {
+	case n > mostCommented:
+		return false
+	case n < fewestUncommented:
+		return true
+	}
+	return d.comments
+}
+
+func (d *desired) followHealth(all map[plan.HealthID]plan.HealthPort) {
+	now := map[plan.HealthID]plan.HealthPort{}
+	for id, h := range all {
+		if id.Family == d.family {
+			now[id] = plan.HealthPort{Port: h.Port} // how many are ready does not matter here
+		}
+	}
+	if !maps.Equal(now, d.health) {
+		d.health, d.stale = now, true
+	}
+}
+
+// set makes sp, nil for none, the wanted Service port of an ID.
+func (d *desired) set(id plan.ID, sp *plan.ServicePort) {
+	old := d.services[id]
+	before := map[chainID]struct{}{}
+	if old != nil {
+		r := d.r.service(old)
+		for _, c := range r.chains {
+			before[c.id] = struct{}{}
+			if !d.recount {
+				d.rules[c.id.filter] -= c.rules
+			}
+		}
+	}
+	if sp == nil {
+		delete(d.services, id)
+		delete(d.dirty, id)
+	} else {
+		d.services[id] = sp
+		r := d.r.service(sp)
+		for _, c := range r.chains {
+			delete(before, c.id)
+			d.rules[c.id.filter] += c.rules
+			if d.track.Want(c.id, d.hash.sum(r.text(c))) {
+				d.dirty[id] = struct{}{}
+			}
+		}
+	}
+	for c := range before {
+		d.track.Unwant(c)
+	}
+	if old != sp {
+		d.stale = d.stale || !sameDispatch(old, sp) || id.Protocol == plan.TCP && !d.liberal
+	}
+}
+
+// sameDispatch reports whether the two contribute the same to the dispatch.
+func sameDispatch(a, b *plan.ServicePort) bool {
+	if a == nil || b == nil || !slices.EqualFunc(a.Frontends, b.Frontends, plan.Frontend.Equal) {
+		return false
+	}
+	return newView(a).takes == newView(b).takes
+}
+
+// each yields the wanted Service ports; those in replaced as given there.
+func (d *desired) each(replaced map[plan.ID]*plan.ServicePort) iter.Seq[*plan.ServicePort] {
+	return func(yield func(*plan.ServicePort) bool) {
+		for id, sp := range d.services {
+			if other, ok := replaced[id]; ok {
+				sp = other
+			}
+			if sp != nil && !yield(sp) {
+				return
+			}
+		}
+	}
+}
+
+// renderShared renders the chains that all packets pass and makes them wanted. The
+// result is valid until the renderer is used again.
+func (d *desired) renderShared() *rules {
+	r := d.r.common(d.each(nil), d.health)
+	before := map[chainID]struct{}{}
+	for _, c := range d.shared {
+		before[c] = struct{}{}
+	}
+	d.shared = d.shared[:0]
+	clear(d.sharedNum)
+	for _, c := range r.chains {
+		delete(before, c.id)
+		d.shared = append(d.shared, c.id)
+		d.sharedNum[c.id.filter] += c.rules
+		d.track.Want(c.id, d.hash.sum(r.text(c)))
+	}
+	for c := range before {
+		d.track.Unwant(c)
+	}
+	d.stale = false
+	return r
+}
+
+// total returns how many rules the table should have of ours.
+func (d *desired) total(filter bool) int {
+	t := 0
+	if filter {
+		t = len(jumps("filter"))
+	} else {
+		t = len(jumps("nat"))
+	}
+	return d.rules[filter] + d.sharedNum[filter] + t
+}
+
+// gains and losses report whether a Service port that changed from old begins or
+// ceases to forward to an external frontend. A packet must always meet either the
+// translation or the refusal, and the tables change one after the other.
+func gains(old, sp *plan.ServicePort) bool  { return begins(old, sp) }
+func losses(old, sp *plan.ServicePort) bool { return begins(sp, old) }
+
+func begins(before, after *plan.ServicePort) bool {
+	if before == nil || after == nil {
+		return false
+	}
+	a, b := newView(before), newView(after)
+	for _, f := range b.frontends {
+		at := slices.IndexFunc(a.frontends, func(o viewed) bool {
+			return o.Kind == f.Kind && o.Addr == f.Addr && o.Port == f.Port
+		})
+		if at < 0 || f.Kind == plan.ClusterIP {
+			continue
+		}
+		for o := range f.route {
+			if f.route[o].Verdict == plan.Forward && a.frontends[at].route[o].Verdict != plan.Forward {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,263 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+// settings is everything but the Services that rules depend on, for one family.
+type settings struct {
+	family  plan.Family
+	mark    uint32
+	liberal bool // nothing is dropped as INVALID
+	// comments: rules per endpoint name their Service. Each comment costs 288 bytes
+	// of kernel memory, so large clusters do without.
+	comments bool
+	node     *plan.Node
+}
+
+// renderer turns Service ports into chains. It is pure: the same settings and
+// Service port give the same text.
+type renderer struct {
+	settings
+	rules
+	// pod matches packets of this node's pods, one entry per way; empty if they
+	// cannot be told. notPod matches all others, if one rule can.
+	pod    []string
+	notPod string
+}
+
+// newRenderer prepares for the settings. The error names a value that cannot be
+// written as a rule.
+func newRenderer(s settings) (*renderer, error) {
+	r := &renderer{settings: s}
+	local := s.node.Local[s.family]
+	switch local.Kind {
+	case plan.LocalPrefix:
+		for _, p := range local.Prefixes {
+			r.pod = append(r.pod, from(p.Masked()))
+		}
+	case plan.LocalInterface:
+		r.pod = []string{"-i " + local.Name}
+	case plan.LocalInterfacePrefix:
+		r.pod = []string{"-i " + local.Name + "+"}
+	}
+	if local.Kind == plan.LocalInterface || local.Kind == plan.LocalInterfacePrefix {
+		if err := checkInterface(local.Name); err != nil {
+			return nil, err
+		}
+	}
+	if len(r.pod) == 1 {
+		r.notPod = "! " + r.pod[0]
+	}
+	return r, nil
+}
+
+func checkInterface(name string) error {
+	const longest = 15
+	if name == "" || len(name) > longest || strings.ContainsAny(name, " \t\n\"'\\/!+") {
+		return fmt.Errorf("local traffic: %q is no interface name: give 1 to %d characters without spaces, quotes, '/', '!' and '+'", name, longest)
+	}
+	return nil
+}
+
+// service renders all chains of one Service port. The result is valid until the
+// next call.
+func (r *renderer) service(sp *plan.ServicePort) *rules {
+	r.reset()
+	v := newView(sp)
+	v.nameCandidates()
+	for _, pool := range []plan.Pool{plan.Cluster, plan.Local} {
+		if v.used[pool] {
+			r.pool(v, pool)
+		}
+	}
+	r.endpoints(v)
+	for _, e := range v.externals {
+		r.external(v, e)
+	}
+	for _, s := range v.sources {
+		r.sources(v, s)
+	}
+	return &r.rules
+}
+
+// pool renders the chain of a pool: masquerading of ClusterIP traffic, affinity,
+// then the choice.
+func (r *renderer) pool(v *view, pool plan.Pool) {
+	chain := poolChain(v.sp.ID, pool)
+	r.begin(natChain(chain))
+	for _, f := range v.direct {
+		if f.route[0].Pool == pool {
+			r.masqueradeDirect(v, f)
+		}
+	}
+	members := v.candidates[pool]
+	if v.sp.Affinity > 0 {
+		for _, m := range members {
+			r.add(r.remark(v, " -> ", m.Addr.String()), seen(r.family, m.chain, v.sp.Affinity), jumpTo(m.chain))
+		}
+	}
+	r.choice(v, chain, members, 0)
+}
+
+// masqueradeDirect marks what reaches the pool through a frontend that has no
+// chain of its own.
+func (r *renderer) masqueradeDirect(v *view, f viewed) {
+	dst := []string{toAddr(f.Addr), proto(v.sp.ID.Protocol), comment(v.name + " cluster IP"), dport(v.sp.ID.Protocol, f.Port)}
+	switch {
+	case f.route[plan.FromNode].SNAT && (f.route[plan.FromPod].SNAT || len(r.pod) == 0):
+		r.add(append(dst, markMasq)...)
+	case f.route[plan.FromNode].SNAT && r.notPod != "":
+		// "! -s" stands before "-d", "! -i" behind it.
+		at := 0
+		if strings.HasPrefix(r.notPod, "! -i") {
+			at = 1
+		}
+		r.add(append(slices.Insert(dst, at, r.notPod), markMasq)...)
+	case f.route[plan.FromNode].SNAT:
+		r.add(append(dst, jumpTo(chainMasqOthers))...)
+	}
+}
+
+// remark names the Service in a rule per endpoint, unless there are too many.
+func (r *renderer) remark(v *view, rest ...string) string {
+	if !r.comments {
+		return ""
+	}
+	return comment(v.name + strings.Join(rest, ""))
+}
+
+// endpoints renders a chain for each endpoint that takes new flows.
+func (r *renderer) endpoints(v *view) {
+	var all []candidate
+	switch {
+	case v.used[plan.Cluster] && v.used[plan.Local]:
+		all = slices.Concat(v.candidates[plan.Cluster], v.candidates[plan.Local])
+		slices.SortFunc(all, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
+		all = slices.CompactFunc(all, func(a, b candidate) bool { return a.Addr == b.Addr })
+	case v.used[plan.Cluster]:
+		all = v.candidates[plan.Cluster]
+	case v.used[plan.Local]:
+		all = v.candidates[plan.Local]
+	}
+	for i := range all {
+		m := &all[i]
+		r.begin(natChain(m.chain))
+		if !m.Elsewhere || v.unmasked {
+			r.add(fromAddr(m.Addr.Addr()), r.remark(v), markMasq)
+		}
+		set := ""
+		if v.sp.Affinity > 0 {
+			set = remember(r.family, m.chain)
+		}
+		r.add(proto(v.sp.ID.Protocol), r.remark(v), set, "-j DNAT --to-destination", m.Addr.String())
+	}
+}
+
+// external renders a chain that leads a frontend's packets to a pool by where
+// they come from.
+func (r *renderer) external(v *view, e external) {
+	r.begin(natChain(e.chain))
+	routes := e.routes
+	if len(r.pod) == 0 {
+		routes[plan.FromPod] = routes[plan.FromNode]
+	}
+	if routes[plan.FromPod] == routes[plan.FromNode] && routes[plan.FromNode] == routes[plan.FromOutside] {
+		r.lead(v, "", routes[plan.FromOutside], "")
+		return
+	}
+	if routes[plan.FromPod] != routes[plan.FromNode] || len(r.pod) > 0 {
+		for _, pod := range r.pod {
+			r.lead(v, pod, routes[plan.FromPod], "pod")
+		}
+	}
+	if routes[plan.FromNode] != routes[plan.FromOutside] {
+		r.lead(v, srcLocal, routes[plan.FromNode], "node")
+	}
+	r.lead(v, "", routes[plan.FromOutside], "outside")
+}
+
+// lead carries out a route for the packets that match. What is not forwarded goes
+// back untranslated and is refused or dropped in the filter table.
+func (r *renderer) lead(v *view, match string, route plan.Route, who string) {
+	text := v.name + " external destinations"
+	if who != "" {
+		text = v.name + " from " + who
+	}
+	before, after := match, "" // "-s" and "-i" stand before the comment
+	if strings.HasPrefix(match, "-m") {
+		before, after = "", match
+	}
+	if route.Verdict != plan.Forward {
+		if match != "" {
+			r.add(before, comment(text+" is not forwarded"), after, leave)
+		}
+		return
+	}
+	if route.SNAT {
+		r.add(before, comment(text+" is masqueraded"), after, markMasq)
+	}
+	r.add(before, comment(text), after, jumpTo(poolChain(v.sp.ID, route.Pool)))
+}
+
+// sources renders the chains that check source ranges: in nat the allowed go on to
+// the pool, in filter whatever was not translated is dropped unless it is allowed.
+func (r *renderer) sources(v *view, s sources) {
+	if s.target != "" {
+		r.begin(natChain(s.chain))
+		for _, p := range r.allowed(s.allow) {
+			r.add(from(p), comment(v.name+" source range"), jumpTo(s.target))
+		}
+		r.add(comment("other traffic to " + v.name + " is dropped by " + chainProxyFirewall))
+	}
+	r.begin(filterChain(s.chain))
+	for _, p := range r.allowed(s.allow) {
+		r.add(from(p), comment(v.name+" source range"), leave)
+	}
+	r.add(comment(v.name+" has source ranges"), drop)
+}
+
+// allowed returns the ranges of the renderer's family, in canonical form.
+func (r *renderer) allowed(ranges []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range ranges {
+		if plan.FamilyOf(p.Addr()) == r.family {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
+
+// check says what of a Service port cannot be written as rules.
+func (r *renderer) check(sp *plan.ServicePort) error {
+	switch sp.ID.Protocol {
+	case plan.TCP, plan.UDP, plan.SCTP:
+	default:
+		return fmt.Errorf("protocol %s: want TCP, UDP or SCTP", sp.ID.Protocol)
+	}
+	for _, f := range sp.Frontends {
+		if f.Kind != plan.NodePort && (!f.Addr.IsValid() || plan.FamilyOf(f.Addr) != r.family) {
+			return fmt.Errorf("%s %s: not an %s address", f.Kind, f.Addr, r.family)
+		}
+		if f.Port == 0 {
+			return fmt.Errorf("%s %s: port 0", f.Kind, f.Addr)
+		}
+	}
+	for _, pool := range sp.Pools {
+		for _, e := range pool {
+			if !e.Addr.IsValid() || plan.FamilyOf(e.Addr.Addr()) != r.family || e.Addr.Port() == 0 {
+				return fmt.Errorf("endpoint %s: want an %s address and a port", e.Addr, r.family)
+			}
+		}
+	}
+	if len(sp.Frontends) == 0 {
+		return errors.New("it has no frontends")
+	}
+	return nil
+}
