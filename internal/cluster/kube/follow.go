@@ -405,7 +405,7 @@ func (w *stream) next(ctx context.Context) (e watch.Event, ok bool, err error) {
 	defer w.silence.Stop() // the time that the sink takes is not the server's
 	select {
 	case e, ok = <-w.ResultChan():
-		if context.Cause(w.ctx) == errSilent {
+		if errors.Is(context.Cause(w.ctx), errSilent) {
 			return e, false, errSilent
 		}
 		return e, ok, nil
