@@ -33,7 +33,12 @@ func newNode(t *testing.T) *node {
 	}
 	addr := netip.MustParseAddr
 	l, err := lab.Build(lab.Topology{
-		Hosts: []lab.HostSpec{{Name: "alder", Forwards: true, OwnRun: true, Addrs: []netip.Addr{addr("192.0.2.11")}}},
+		Hosts: []lab.HostSpec{{Name: "router", Addrs: []netip.Addr{addr("192.0.2.1")}}, {Name: "alder", Forwards: true, OwnRun: true}},
+		Links: []lab.LinkSpec{{
+			A: lab.EndSpec{Host: "alder", Interface: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.11/32")}},
+			B: lab.EndSpec{Host: "router", Interface: "to-alder"},
+		}},
+		Routes: []lab.RouteSpec{{Host: "alder", To: netip.MustParsePrefix("0.0.0.0/0"), Dev: "eth0", Via: addr("192.0.2.1"), Src: addr("192.0.2.11")}},
 		Leaves: []lab.LeafSpec{
 			{Name: "web", Behind: "alder", Addrs: []netip.Addr{addr("10.61.1.5")}, From: []netip.Addr{addr("192.0.2.11")}},
 			{Name: "probe", Behind: "alder", Addrs: []netip.Addr{addr("10.61.1.250")}, From: []netip.Addr{addr("192.0.2.11")}},
