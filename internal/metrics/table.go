@@ -77,6 +77,5 @@ var table = []spec{
 	{"svcproxy_interference_total", counter, nil, nil, nil, "Times that somebody else changed the kernel's state."},
 	{"svcproxy_quarantined_service_ports", gauge, nil, nil, nil, "Service ports that the kernel refuses."},
 	{"svcproxy_health_ports_failed", gauge, nil, nil, nil, "Health-check node ports of Services that cannot be listened on."},
-	{"svcproxy_events_dropped_total", counter, nil, nil, nil, "Events that were not sent to the API server."},
 	{"svcproxy_iptables_lock_wait_seconds", histogram, family, waitBuckets, []string{"iptables"}, "Time spent waiting for the xtables lock."},
 }
