@@ -117,9 +117,7 @@ func (f *family) settle(ctx context.Context, undo map[plan.ID]*plan.ServicePort)
 // write carries out everything pending. With an error it says whose line was
 // refused, if that is known.
 func (f *family) write(ctx context.Context, undo map[plan.ID]*plan.ServicePort) (plan.ID, error) {
-	if f.stale {
-		f.renderShared()
-	}
+	f.renderShared()
 	if f.fresh {
 		f.checkStyle(ctx)
 	}
@@ -139,6 +137,7 @@ func (f *family) write(ctx context.Context, undo map[plan.ID]*plan.ServicePort) 
 		}
 	}
 	f.kernel.missing, f.kernel.surplus, f.fresh = nil, nil, false
+	f.text = nil
 	clear(f.dirty)
 	if f.tables.Store() == sys.NFT {
 		return plan.ID{}, f.deleteInParts(ctx)
@@ -194,11 +193,7 @@ func (f *family) sections(undo map[plan.ID]*plan.ServicePort) []*section {
 		}
 		losing = losing || losses(old, f.services[id])
 	}
-	shared := &rules{}
-	if f.sharedPending() {
-		r := f.r.common(f.each(nil), f.health)
-		*shared = rules{buf: slices.Clone(r.buf), chains: slices.Clone(r.chains)}
-	}
+	shared := f.sharedText()
 	nat.shared, filter.shared = shared, shared
 	switch {
 	case len(gaining) == 0:
@@ -216,7 +211,7 @@ func (f *family) between(filter *section, gaining map[plan.ID]*plan.ServicePort)
 	r := f.r.common(f.each(gaining), f.health)
 	s := &section{table: sys.Filter, rewrite: map[chainID]struct{}{}, insert: filter.insert}
 	filter.insert = nil
-	s.shared = &rules{buf: slices.Clone(r.buf), chains: slices.Clone(r.chains)}
+	s.shared = r.clone()
 	for _, c := range s.shared.chains {
 		if !c.id.filter {
 			continue
@@ -246,10 +241,6 @@ func (f *family) between(filter *section, gaining map[plan.ID]*plan.ServicePort)
 	}
 	s.services = filter.services
 	return s
-}
-
-func (f *family) sharedPending() bool {
-	return slices.ContainsFunc(f.shared, f.track.Pending)
 }
 
 // pending collects what is pending in a table.
@@ -301,7 +292,7 @@ func (f *family) writeInParts(ctx context.Context) (plan.ID, error) {
 	basics := []string{chainMarkMasq, chainMasqOthers}
 	nat, filter := f.newPart()
 	r := f.r.common(func(func(*plan.ServicePort) bool) {}, nil)
-	nat.shared = &rules{buf: slices.Clone(r.buf), chains: slices.Clone(r.chains)}
+	nat.shared = r.clone()
 	for _, name := range basics {
 		if c := natChain(name); f.track.Pending(c) {
 			if _, wanted := f.track.Wanted(c); wanted {
@@ -419,7 +410,7 @@ func (f *family) writeAlone(ctx context.Context, services []*plan.ServicePort) e
 	nat.services, filter.services = services, services
 	if _, exists := f.track.Exists(natChain(chainMarkMasq)); !exists {
 		r := f.r.common(func(func(*plan.ServicePort) bool) {}, nil)
-		nat.shared = &rules{buf: slices.Clone(r.buf), chains: slices.Clone(r.chains)}
+		nat.shared = r.clone()
 		nat.add(natChain(chainMarkMasq))
 	}
 	for _, sp := range services {

@@ -83,7 +83,7 @@ type invalid struct {
 // mostSports is how many ports one multiport match holds.
 const mostSports = 15
 
-func newInvalid(f plan.Family) *invalid {
+func newInvalid() *invalid {
 	return &invalid{
 		exact: map[netip.AddrPort]struct{}{}, addrs: cover{most: mostCovered}, ports: map[uint16]struct{}{},
 	}

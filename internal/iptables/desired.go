@@ -37,6 +37,8 @@ type desired struct {
 	dirty     map[plan.ID]struct{} // some chain of it may have to be written
 	shared    []chainID            // chains that all packets pass, as wanted now
 	stale     bool                 // these have to be rendered again
+	staleEnds bool                 // only the one that depends on endpoints has to be
+	text      *rules               // of those that are pending; nil if not rendered
 	rules     map[bool]int         // number of rules wanted, by "in table filter"
 	sharedNum map[bool]int         // of these, in the shared chains
 	recount   bool                 // rules is being summed up from nothing
@@ -172,7 +174,8 @@ func (d *desired) set(id plan.ID, sp *plan.ServicePort) {
 		d.track.Unwant(c)
 	}
 	if old != sp {
-		d.stale = d.stale || !sameDispatch(old, sp) || id.Protocol == plan.TCP && !d.liberal
+		d.stale = d.stale || !sameDispatch(old, sp)
+		d.staleEnds = d.staleEnds || id.Protocol == plan.TCP && !d.liberal
 	}
 }
 
@@ -198,27 +201,55 @@ func (d *desired) each(replaced map[plan.ID]*plan.ServicePort) iter.Seq[*plan.Se
 	}
 }
 
-// renderShared renders the chains that all packets pass and makes them wanted. The
-// result is valid until the renderer is used again.
-func (d *desired) renderShared() *rules {
-	r := d.r.common(d.each(nil), d.health)
-	before := map[chainID]struct{}{}
-	for _, c := range d.shared {
-		before[c] = struct{}{}
+// renderShared renders the chains that all packets pass, as far as they may have
+// changed, and makes them wanted.
+func (d *desired) renderShared() {
+	switch {
+	case d.stale:
+		r := d.r.common(d.each(nil), d.health)
+		before := map[chainID]struct{}{}
+		for _, c := range d.shared {
+			before[c] = struct{}{}
+		}
+		d.shared = d.shared[:0]
+		clear(d.sharedNum)
+		for _, c := range r.chains {
+			delete(before, c.id)
+			d.shared = append(d.shared, c.id)
+			d.sharedNum[c.id.filter] += c.rules
+		}
+		for c := range before {
+			d.track.Unwant(c)
+		}
+		d.wantShared(r)
+	case d.staleEnds:
+		d.r.reset()
+		d.r.ends(d.each(nil))
+		d.wantShared(&d.r.rules)
 	}
-	d.shared = d.shared[:0]
-	clear(d.sharedNum)
+	d.stale, d.staleEnds = false, false
+}
+
+// wantShared makes r's chains wanted and keeps their text if it has to be written.
+func (d *desired) wantShared(r *rules) {
+	pending := false
 	for _, c := range r.chains {
-		delete(before, c.id)
-		d.shared = append(d.shared, c.id)
-		d.sharedNum[c.id.filter] += c.rules
-		d.track.Want(c.id, d.hash.sum(r.text(c)))
+		pending = d.track.Want(c.id, d.hash.sum(r.text(c))) || pending
 	}
-	for c := range before {
-		d.track.Unwant(c)
+	if pending {
+		d.text = r.clone()
 	}
-	d.stale = false
-	return r
+}
+
+// sharedText returns the chains that all packets pass, if any is pending.
+func (d *desired) sharedText() *rules {
+	if !slices.ContainsFunc(d.shared, d.track.Pending) {
+		return &rules{}
+	}
+	if d.text == nil || !d.text.hasAll(d.shared, d.track.Pending) {
+		d.text = d.r.common(d.each(nil), d.health).clone()
+	}
+	return d.text
 }
 
 // total returns how many rules the table should have of ours.

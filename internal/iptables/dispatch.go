@@ -155,10 +155,8 @@ func (r *renderer) verdicts(v *view, f viewed, dst string) []string {
 func (r *renderer) common(services iter.Seq[*plan.ServicePort], health map[plan.HealthID]plan.HealthPort) *rules {
 	r.reset()
 	d := &dispatch{own: cover{most: mostCovered}}
-	inv := newInvalid(r.family)
 	for sp := range services {
 		r.collect(d, sp)
-		inv.collect(sp)
 	}
 	r.natTop(d)
 	r.filterServices(d)
@@ -166,8 +164,18 @@ func (r *renderer) common(services iter.Seq[*plan.ServicePort], health map[plan.
 	r.filterFirewall(d)
 	r.filterHealth(health)
 	r.filterForward(d)
-	if !r.liberal {
-		r.filterInvalid(inv)
-	}
+	r.ends(services)
 	return &r.rules
+}
+
+// ends renders the chain that depends on all endpoints.
+func (r *renderer) ends(services iter.Seq[*plan.ServicePort]) {
+	if r.liberal {
+		return
+	}
+	inv := newInvalid()
+	for sp := range services {
+		inv.collect(sp)
+	}
+	r.filterInvalid(inv)
 }

@@ -5,6 +5,7 @@ import (
 	"hash/maphash"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -51,6 +52,25 @@ func (r *rules) add(parts ...string) {
 
 // text returns the lines of a chain.
 func (r *rules) text(s span) []byte { return r.buf[s.start:s.end] }
+
+// clone returns a copy that stays valid.
+func (r *rules) clone() *rules {
+	return &rules{buf: slices.Clone(r.buf), chains: slices.Clone(r.chains)}
+}
+
+// hasAll reports whether r has every one of the chains that f accepts.
+func (r *rules) hasAll(chains []chainID, f func(chainID) bool) bool {
+	have := make(map[chainID]struct{}, len(r.chains))
+	for _, c := range r.chains {
+		have[c.id] = struct{}{}
+	}
+	for _, c := range chains {
+		if _, ok := have[c]; !ok && f(c) {
+			return false
+		}
+	}
+	return true
+}
 
 // hasher makes short sums of chains' texts, of the same value within a process.
 type hasher struct{ seed maphash.Seed }
