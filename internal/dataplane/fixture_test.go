@@ -138,14 +138,13 @@ type kernel struct {
 	takes time.Duration // of one Apply
 	fail  func(n int, u plan.Update) error
 
-	mu       sync.Mutex // guards all below
-	applies  []apply
-	state    map[plan.ID]*plan.ServicePort
-	trusted  bool
-	rereads  int
-	node     *plan.Node
-	watching chan struct{}
-	watch    func(ctx context.Context, disturbed func(string)) error
+	mu      sync.Mutex // guards all below
+	applies []apply
+	state   map[plan.ID]*plan.ServicePort
+	trusted bool
+	rereads int
+	node    *plan.Node
+	watch   func(ctx context.Context, disturbed func(string)) error
 }
 
 // apply is one call, with times since the start of the test.
@@ -203,15 +202,6 @@ func (k *kernel) calls() []apply {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.applies)
-}
-
-func (k *kernel) last(t *testing.T) apply {
-	t.Helper()
-	c := k.calls()
-	if len(c) == 0 {
-		t.Fatal("nothing was applied")
-	}
-	return c[len(c)-1]
 }
 
 // lines describes what the kernel forwards.

@@ -389,6 +389,6 @@ func TestDiagnostics(t *testing.T) {
 
 func put(h http.Handler, path, body string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest("PUT", path, strings.NewReader(body)))
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodPut, path, strings.NewReader(body)))
 	return w
 }

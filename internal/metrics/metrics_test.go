@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -17,7 +18,7 @@ import (
 
 func scrape(t *testing.T, m *Metrics, accept string) string {
 	t.Helper()
-	r := httptest.NewRequest("GET", "/metrics", nil)
+	r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
 	r.Header.Set("Accept", accept)
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, r)

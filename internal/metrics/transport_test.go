@@ -23,7 +23,8 @@ func TestTransport(t *testing.T) {
 		resp.Body.Close()
 	}
 	srv.Close()
-	if _, err := client.Get(srv.URL); err == nil {
+	if resp, err := client.Get(srv.URL); err == nil {
+		resp.Body.Close()
 		t.Fatal("no error from a server that is gone")
 	}
 	text := scrape(t, m, "text/plain")

@@ -52,6 +52,7 @@ func create(tb testing.TB, c *ct.Conn, proto uint8, f Flow) {
 	k := ct.NewFlow(proto, ct.StatusConfirmed, f.Src.Addr(), f.Dst.Addr(), f.Src.Port(), f.Dst.Port(), 300, 0)
 	k.TupleReply.IP.SourceAddress, k.TupleReply.Proto.SourcePort = f.From.Addr(), f.From.Port()
 	k.TupleReply.IP.DestinationAddress, k.TupleReply.Proto.DestinationPort = f.To.Addr(), f.To.Port()
+	k.Zone = f.Zone
 	if f.From != f.Dst {
 		k.Status |= ct.StatusDstNAT | ct.StatusDstNATDone
 	}
@@ -74,6 +75,8 @@ func flow(src, dst, from string) Flow {
 func sample() []Flow {
 	masqueraded := flow("10.61.1.9:1005", "10.62.0.10:53", "10.61.2.5:5353")
 	masqueraded.To = ap("192.0.2.11:40000")
+	zoned := flow("10.61.1.9:1006", "10.62.0.10:53", "10.61.2.5:5353")
+	zoned.Zone = 7
 	return []Flow{
 		flow("10.61.1.9:1001", "10.62.0.10:53", "10.61.2.5:5353"), // to A
 		flow("10.61.1.9:1002", "10.62.0.10:53", "10.61.2.6:5353"), // to B
@@ -84,6 +87,7 @@ func sample() []Flow {
 		flow("198.51.100.7:2001", "192.0.2.11:30515", "10.61.2.5:53"), // somebody else's
 		flow("[2001:db8:61::9]:1001", "[2001:db8:62::10]:53", "[2001:db8:61::5]:5353"),
 		flow("[2001:db8:61::9]:1002", "[2001:db8:62::10]:53", "[2001:db8:61::6]:5353"),
+		zoned, // to A, in a zone of somebody's rules
 	}
 }
 
@@ -95,11 +99,11 @@ type deletion struct {
 
 var deletions = map[string]deletion{
 	"nothing asked for":  {},
-	"one of two left":    {to: []string{"10.62.0.10:53"}, serving: []string{"10.61.2.6:5353"}, want: []int{0, 2, 4}},
+	"one of two left":    {to: []string{"10.62.0.10:53"}, serving: []string{"10.61.2.6:5353"}, want: []int{0, 2, 4, 9}},
 	"all serving":        {to: []string{"10.62.0.10:53"}, serving: []string{"10.61.2.6:5353", "10.61.2.5:5353", "10.62.0.10:53"}},
-	"none left":          {to: []string{"10.62.0.10:53", "192.0.2.11:30514"}, want: []int{0, 1, 2, 4, 5}},
+	"none left":          {to: []string{"10.62.0.10:53", "192.0.2.11:30514"}, want: []int{0, 1, 2, 4, 5, 9}},
 	"no such frontend":   {to: []string{"10.62.0.99:53"}},
-	"more than exact":    {to: []string{"10.62.0.10:53", "10.62.0.10:54", "10.62.0.1:1", "10.62.0.1:2", "10.62.0.1:3"}, want: []int{0, 1, 2, 3, 4}},
+	"more than exact":    {to: []string{"10.62.0.10:53", "10.62.0.10:54", "10.62.0.1:1", "10.62.0.1:2", "10.62.0.1:3"}, want: []int{0, 1, 2, 3, 4, 9}},
 	"IPv6":               {to: []string{"[2001:db8:62::10]:53"}, serving: []string{"[2001:db8:61::6]:5353"}, want: []int{7}},
 	"IPv6, nothing left": {to: []string{"[2001:db8:62::10]:53"}, want: []int{7, 8}},
 }
