@@ -238,6 +238,7 @@ func (c *cycle) sync(ctx context.Context) {
 	reread := c.reread || passed(c.repairAt, now) || passed(c.fullAt, now)
 	if reread {
 		c.reread, c.repairAt = false, time.Time{}
+		c.fullAt = now.Add(c.current().FullInterval)
 		c.owed = true
 		c.invalidate()
 	}
@@ -306,7 +307,7 @@ func (c *cycle) succeeded(start time.Time, full bool) {
 		c.cfg.Log.Info("what the node itself needs is in the kernel", "servicePorts", len(done.Plan.Services))
 		return
 	}
-	if full {
+	if full { // later than when it was begun
 		c.fullAt = c.ended.Add(c.current().FullInterval)
 	}
 	c.settle()

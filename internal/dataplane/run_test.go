@@ -233,6 +233,26 @@ func TestFullReconcileEveryHour(t *testing.T) {
 	})
 }
 
+// A read-back without a reason that fails is repeated as any other failure is.
+func TestFullReconcileFails(t *testing.T) {
+	var broken atomic.Bool
+	onBench(t, func(b *bench, _ *Config) {
+		b.kernel.fail = func(int, plan.Update) error {
+			if broken.Load() {
+				return errors.New("no memory")
+			}
+			return nil
+		}
+	}, func(b *bench) {
+		n := len(b.kernel.calls())
+		broken.Store(true)
+		b.pass(time.Hour + 10*time.Second)
+		if c := len(b.kernel.calls()) - n; c < 3 || c > 6 {
+			t.Errorf("%d attempts in ten seconds", c)
+		}
+	})
+}
+
 // Outside interference is repaired at once, at first.
 func TestDisturbed(t *testing.T) {
 	onBench(t, func(b *bench, _ *Config) { b.world.set(service(tcp("a"), 20, 1)) }, func(b *bench) {
