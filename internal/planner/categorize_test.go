@@ -95,6 +95,8 @@ func TestCategorizeEndpoints(t *testing.T) {
 			cluster:   []string{"10.1.2.3"}},
 		{name: "an endpoint without node hints leaves zone hints in force",
 			endpoints: []string{"10.1.2.3 nodes=alder zones=z2", "10.1.2.4 zones=z1"}, cluster: []string{"10.1.2.4"}},
+		{name: "zone hints of some are ignored, behind node hints of all for other nodes",
+			endpoints: []string{"10.1.2.3 nodes=birch zones=z1", "10.1.2.4 nodes=cedar"}, cluster: []string{"10.1.2.3", "10.1.2.4"}},
 		{name: "conflicting topology and localness require merging allEndpoints", service: external,
 			endpoints: []string{"10.0.0.0 node=alder zones=z1", "10.0.0.1 node=alder zones=z2", "10.0.0.2 node=birch zones=z1", "10.0.0.3 node=birch zones=z2"},
 			cluster:   []string{"10.0.0.0", "10.0.0.2"}, local: []string{"10.0.0.0", "10.0.0.1"}},

@@ -21,10 +21,11 @@ type environment struct {
 	host      []netip.Addr // the host's addresses, sorted; not part of equal
 }
 
-// equal reports whether all Services would be planned alike.
+// equal reports whether all Services would be planned alike, the options being the
+// same: ips follow from own then.
 func (e *environment) equal(o *environment) bool {
 	for _, f := range plan.Families {
-		if e.ips[f] != o.ips[f] || e.podsKnown[f] != o.podsKnown[f] {
+		if e.podsKnown[f] != o.podsKnown[f] {
 			return false
 		}
 	}

@@ -261,6 +261,9 @@ func TestHold(t *testing.T) {
 			t.Errorf("plan is\n%s", w.plan())
 		}
 		w.planner.Hold(odd, nil) // again, as a retry that fails would
+		if u := w.sync(); !u.Empty() {
+			t.Errorf("the second Hold changes %s", ids(u))
+		}
 		w.planner.Release(odd)
 		w.sync()
 		if !w.services[odd].Equal(bad) {
@@ -303,6 +306,17 @@ func TestHold(t *testing.T) {
 		if w.services[odd] != nil {
 			t.Error("odd is still there after Release")
 		}
+	})
+	t.Run("against removal, then wanted again", func(t *testing.T) {
+		w, _, bad := setup(t)
+		w.delete([]byte("Service default/odd"))
+		w.sync()
+		w.planner.Hold(odd, bad)
+		w.sync()
+		w.apply([]byte(webAndOdd))
+		w.apply(oddSlice("10.61.2.4"))
+		w.sync()
+		w.checkFresh()
 	})
 	t.Run("unknown", func(t *testing.T) {
 		w, _, _ := setup(t)
@@ -462,5 +476,33 @@ func TestOptionsAreCopied(t *testing.T) {
 	n := p.Update().Plan.Node
 	if l := n.Local[plan.IPv4]; !slices.Equal(l.Prefixes, []netip.Prefix{netip.MustParsePrefix("10.61.0.0/16")}) {
 		t.Errorf("pods are recognised %s", l)
+	}
+}
+
+// TestDuplicateOrder: which of two equally useful endpoints of one address counts
+// does not depend on their order.
+func TestDuplicateOrder(t *testing.T) {
+	twins := [][2]string{
+		{"10.61.2.9 node=alder", "10.61.2.9 node=birch"},
+		{"10.61.2.9 zones=z1", "10.61.2.9 zones=z2"},
+		{"10.61.2.9 nodes=alder", "10.61.2.9 nodes=birch"},
+	}
+	for _, pair := range twins {
+		texts := map[string]bool{}
+		for _, order := range [][]string{{pair[0], pair[1]}, {pair[1], pair[0]}} {
+			w := newWorld(t, defaultSettings())
+			w.apply([]byte(alder + "---" + webAndOdd))
+			n := cluster.Name{Namespace: "default", Name: "web"}
+			sl := &cluster.Slice{Name: n, Service: n.Name, Ports: []cluster.SlicePort{{Name: cluster.Intern(""), Protocol: "TCP", Port: 8080}}}
+			for _, e := range append(order, "10.61.2.8 nodes=alder zones=z1") {
+				sl.Endpoints = append(sl.Endpoints, mustEndpoint(t, e))
+			}
+			w.sink.SetSlice(sl)
+			w.sync()
+			texts[w.plan().String()] = true
+		}
+		if len(texts) != 1 {
+			t.Errorf("%v: the plan depends on their order", pair)
+		}
 	}
 }
