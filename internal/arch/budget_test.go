@@ -65,7 +65,7 @@ func checkDeclarations(t *testing.T, fset *token.FileSet, f *ast.File, at string
 			}
 		case *ast.GenDecl:
 			for _, s := range d.Specs {
-				if ts, ok := s.(*ast.TypeSpec); ok && vague(ts.Name.Name, vagueTypes) {
+				if ts, ok := s.(*ast.TypeSpec); ok && ts.Name.IsExported() && vague(ts.Name.Name, vagueTypes) {
 					t.Errorf("%s: the type name %s says nothing about its content", at, ts.Name.Name)
 				}
 			}
