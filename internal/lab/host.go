@@ -202,7 +202,7 @@ func (h *Host) DelRoute(dev string, to netip.Prefix) error {
 	if to.Addr().Is6() && !h.lab.ipv6 {
 		return nil
 	}
-	if err := h.nl.RouteDel(&netlink.Route{LinkIndex: e.index, Dst: ipNet(to)}); err != nil {
+	if err := h.nl.RouteDel(&netlink.Route{LinkIndex: e.index, Dst: ipNet(to), Scope: netlink.SCOPE_NOWHERE}); err != nil {
 		return fmt.Errorf("remove the route of %s to %s: %w", h.name, to, err)
 	}
 	return nil

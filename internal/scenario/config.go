@@ -17,7 +17,10 @@ type settingsFile struct {
 	versions int
 }
 
-const settingsName = "config.yaml"
+const (
+	configDir    = "config" // below the folder of the run
+	settingsName = "config.yaml"
+)
 
 func newSettingsFile(dir string) (*settingsFile, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {

@@ -26,6 +26,7 @@ type flow struct {
 
 	n      int // 0: enough
 	within time.Duration
+	every  time.Duration // pause between flows, one at a time; 0: none
 	sport  uint16
 	sticky bool
 }
@@ -79,6 +80,8 @@ func (f *flow) flag(s string) (ok bool, err error) {
 		}
 	case "within":
 		f.within, err = time.ParseDuration(v)
+	case "every":
+		f.every, err = time.ParseDuration(v)
 	case "sport":
 		f.sport, err = parsePort(v)
 	case "sticky":
@@ -240,7 +243,7 @@ const concurrent = 8
 func (f *flow) check(h *lab.Host, t target, nodeAddrs []netip.Addr) error {
 	n, workers := f.attempts(), concurrent
 	d := lab.Dialing{Proto: f.proto, To: t.addr, SourcePort: f.sport}
-	if f.sport != 0 {
+	if f.sport != 0 || f.every != 0 {
 		workers = 1 // one socket at a time can have the port
 	}
 	var mu sync.Mutex
@@ -260,6 +263,7 @@ func (f *flow) check(h *lab.Host, t target, nodeAddrs []netip.Addr) error {
 				mu.Lock()
 				tally.add(s)
 				mu.Unlock()
+				time.Sleep(f.every)
 			}
 		})
 	}

@@ -44,7 +44,7 @@ func newKernel(w *world, subject Subject, mode string, fromAPI bool, dir string)
 	} else if k.feed, err = newFileFeed(filepath.Join(dir, "manifests")); err != nil {
 		return nil, err
 	}
-	if k.settings, err = newSettingsFile(filepath.Join(dir, "config")); err != nil {
+	if k.settings, err = newSettingsFile(filepath.Join(dir, configDir)); err != nil {
 		return nil, err
 	}
 	k.marker.zone = w.zone

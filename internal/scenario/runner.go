@@ -129,6 +129,13 @@ func (r *Runner) run(c Case, res *Result) (err error) {
 			Cmds:        s.testscriptCommands(),
 			Condition:   func(cond string) (bool, error) { return r.condition(c, cond) },
 			WorkdirRoot: dir,
+			Setup: func(e *testscript.Env) error {
+				if len(r.Subject.Command) > 0 {
+					e.Setenv("SUBJECT", r.Subject.Command[0])
+				}
+				e.Setenv("CONFIG", filepath.Join(dir, configDir, settingsName))
+				return nil
+			},
 		})
 	})
 	s.report(t, res)
@@ -287,7 +294,8 @@ func (t *recorder) failure() string {
 	lines := strings.Split(t.log.String(), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
 		if l, ok := strings.CutPrefix(lines[i], "FAIL: "); ok {
-			return filepath.Base(l)
+			file, rest, _ := strings.Cut(l, ": ")
+			return filepath.Base(file) + ": " + rest
 		}
 	}
 	return "failed"

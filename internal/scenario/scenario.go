@@ -139,4 +139,4 @@ func (s *Scenario) script(f Families, planOnly bool) (*txtar.Archive, error) {
 
 // planCommands have a meaning without a kernel.
 var planCommands = []string{"pod", "remote", "client", "listen", "unlisten", "node", "addr", "config",
-	"start", "restart", "apply", "delete", "sync", "flow", "health", "skip", "env"}
+	"start", "restart", "apply", "delete", "sync", "flow", "health", "skip", "env", "exec", "cp", "mkdir"}
