@@ -121,9 +121,7 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 	c := p.live.get()
 	p.log.Info("svcproxy starts", "version", p.env.buildVersion(), "node", p.node, "mode", p.mode.Name,
 		"families", fmt.Sprint(p.families), "sources", strings.Join(p.sourceNames(), ", "))
-	for _, w := range addressWarnings(c, p.families) {
-		p.log.Warn("configuration: " + w)
-	}
+	p.warn(addressWarnings(c, p.families))
 	if p.noIPv6 != nil {
 		p.log.Info("IPv6 is off", "why", p.noIPv6)
 	}

@@ -105,7 +105,7 @@ endpoints: [{addresses: [10.61.1.5]}]
 )
 
 // startFixture runs a proxy; body is the configuration file's, manifests its
-// services folder by file.
+// services folder by file; nil: there is none, and the API server counts.
 func startFixture(t *testing.T, body string, manifests map[string]string) *fixture {
 	t.Helper()
 	f := &fixture{dir: t.TempDir(), backend: &recordingBackend{}, log: &safeBuffer{}}
@@ -119,7 +119,11 @@ func startFixture(t *testing.T, body string, manifests map[string]string) *fixtu
 	flags := config.NewFlags()
 	fs := pflag.NewFlagSet("svcproxy", pflag.ContinueOnError)
 	flags.Register(fs)
-	if err := fs.Parse([]string{"--config=" + f.dir + "/config.yaml", "--manifests=" + f.dir + "/services"}); err != nil {
+	args := []string{"--config=" + f.dir + "/config.yaml"}
+	if manifests != nil {
+		args = append(args, "--manifests="+f.dir+"/services")
+	}
+	if err := fs.Parse(args); err != nil {
 		t.Fatal(err)
 	}
 	c, _, err := flags.Load(os.ReadFile)

@@ -18,10 +18,25 @@ type liveConfig struct {
 	mu     sync.Mutex // guards all below
 	config *config.Config
 	status configStatus
+	warned map[string]bool // what was said already
 }
 
 func newLiveConfig(c *config.Config, file string, now time.Time) *liveConfig {
-	return &liveConfig{config: c, status: configStatus{File: file, Loaded: now}}
+	return &liveConfig{config: c, status: configStatus{File: file, Loaded: now}, warned: map[string]bool{}}
+}
+
+// news returns those of the warnings that were not returned before.
+func (l *liveConfig) news(warnings []string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []string
+	for _, w := range warnings {
+		if !l.warned[w] {
+			l.warned[w] = true
+			out = append(out, w)
+		}
+	}
+	return out
 }
 
 // get returns the configuration in force.
@@ -69,9 +84,7 @@ func (p *proxy) reload(ctx context.Context, content []byte) {
 		p.events.onNode("InvalidConfiguration", true, "the configuration file is rejected, the old settings stay in force: "+err.Error())
 		return
 	}
-	for _, w := range warnings {
-		p.log.Warn("configuration: " + w)
-	}
+	p.warn(warnings)
 	inForce, applied, restart, err := p.live.get().Reload(next)
 	if err != nil {
 		p.live.reject(err)
@@ -86,12 +99,20 @@ func (p *proxy) reload(ctx context.Context, content []byte) {
 	}
 }
 
+// warn logs warnings about the configuration, each once.
+func (p *proxy) warn(warnings []string) {
+	for _, w := range p.live.news(warnings) {
+		p.log.Warn("configuration: " + w)
+	}
+}
+
 // apply hands settings that can change in place to those that use them.
 func (p *proxy) apply(ctx context.Context, c *config.Config) {
 	p.log.setVerbosity(c.Log)
 	if err := setKlogVerbosity(c.Log.Verbosity); err != nil {
 		p.log.Error("log settings", "err", err)
 	}
+	p.warn(addressWarnings(c, p.families))
 	setOOMScore(c.OOMScoreAdj, p.log.Logger)
 	p.setUpKernel(c)
 	p.health.SetSyncPeriod(c.SyncPeriod)

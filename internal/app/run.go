@@ -26,37 +26,48 @@ func runProxy(ctx context.Context, env Env, flags *config.Flags) error {
 		warn(env, warnings)
 		return err
 	}
-	if flags.WriteConfigTo != "" {
-		warn(env, warnings)
-		return writeConfig(c, flags.WriteConfigTo)
-	}
 	log := newLog(env.Stderr, c.Log)
 	if err := log.bridgeKlog(c.Log.Verbosity); err != nil {
 		return err
 	}
-	for _, w := range warnings {
-		log.Warn("configuration: " + w)
-	}
-	if flags.Cleanup {
+	switch {
+	case flags.WriteConfigTo != "":
+		warn(env, warnings)
+		return writeConfig(c, flags.WriteConfigTo)
+	case flags.Cleanup:
+		warn(env, warnings)
 		return cleanup(ctx, c, log.Logger)
 	}
-	mode, err := modeNamed(c.Mode)
+	mode, err := supportedMode(ctx, c.Mode)
 	if err != nil {
+		warn(env, warnings)
 		return err
-	}
-	if err := mode.Supported(ctx); err != nil {
-		return fmt.Errorf("mode %s cannot work on this host: %w", mode.Name, err)
 	}
 	setUpProcess(c, env.Getenv, log.Logger)
 	if flags.InitOnly {
+		warn(env, warnings)
 		setUpKernel(env.Host, c.Conntrack, log.Logger)
 		return nil
 	}
 	p, err := newProxy(ctx, env, flags, c, mode, log)
 	if err != nil {
+		warn(env, warnings)
 		return err
 	}
+	p.warn(warnings)
 	return p.run(ctx, content.bytes)
+}
+
+// supportedMode returns the mode if it can work on this host.
+func supportedMode(ctx context.Context, name string) (builtMode, error) {
+	mode, err := modeNamed(name)
+	if err != nil {
+		return mode, err
+	}
+	if err := mode.Supported(ctx); err != nil {
+		return mode, fmt.Errorf("mode %s cannot work on this host: %w", name, err)
+	}
+	return mode, nil
 }
 
 // lastRead remembers what was read last.

@@ -163,11 +163,10 @@ func registerLogging(fs *pflag.FlagSet, l *logsapi.LoggingConfiguration) {
 	fs.Var(&l.Options.JSON.InfoBufferSize, "log-json-info-buffer-size", "accepted; nothing is held back")
 }
 
-// deprecate hides a flag and lets pflag warn when it is used.
+// deprecate hides a registered flag and lets pflag warn when it is used.
 func deprecate(fs *pflag.FlagSet, name, advice string) {
-	if err := fs.MarkDeprecated(name, advice); err != nil {
-		panic(err) // the flag is registered above, with an advice
-	}
+	f := fs.Lookup(name)
+	f.Deprecated, f.Hidden = advice, true
 }
 
 // fromFlags returns the configuration that flags alone make, without a file.

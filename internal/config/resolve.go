@@ -12,6 +12,18 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
+// InvalidError lists every fault of a configuration, each with the field's path in
+// the file, the value, and what to do.
+type InvalidError struct{ Faults field.ErrorList }
+
+func (e *InvalidError) Error() string {
+	var faults []string
+	for _, f := range e.Faults {
+		faults = append(faults, f.Error())
+	}
+	return "invalid configuration: " + strings.Join(faults, "; ")
+}
+
 // resolver collects every fault on the way from a file's fields to typed values.
 type resolver struct{ errs field.ErrorList }
 
@@ -52,7 +64,7 @@ func resolve(p *v1alpha1.KubeProxyConfiguration, own OwnConfiguration, master st
 		r.hiddenMetrics(v)
 	}
 	if len(r.errs) > 0 {
-		return nil, fmt.Errorf("invalid configuration: %w", r.errs.ToAggregate())
+		return nil, &InvalidError{r.errs}
 	}
 	return c, nil
 }
