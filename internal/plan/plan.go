@@ -208,8 +208,10 @@ type LocalTraffic struct {
 type NodePorts struct {
 	// All: every local address but loopback and Service addresses. Addrs then
 	// lists those that the node has now.
-	All   bool
-	Addrs []netip.Addr // sorted, without loopback
+	All bool
+	// Addrs are sorted, without loopback and IPv6 link-local addresses. One that
+	// is there for a Service is left out, unless it is the node's own too.
+	Addrs []netip.Addr
 	// Loopback: 127.0.0.1 or ::1 accepts them too. Only a forwarder in user
 	// space can serve these.
 	Loopback bool
@@ -218,7 +220,7 @@ type NodePorts struct {
 // Node holds what is true for the whole node. It is replaced as a whole.
 type Node struct {
 	Name         string
-	Addrs        []netip.Addr // the addresses of its interfaces, sorted, both families
+	Addrs        []netip.Addr // of its interfaces, sorted, both families; not IPv6 link-local ones
 	NodePorts    map[Family]NodePorts
 	Local        map[Family]LocalTraffic
 	ServiceCIDRs []netip.Prefix // addresses in them that no Service has are dropped

@@ -293,7 +293,8 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// TestMerge: two updates in one say the same as one after the other.
+// TestMerge: two updates in one say the same as one after the other, so that a
+// change is not lost with the Apply that failed.
 func TestMerge(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 500 {
