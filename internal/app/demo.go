@@ -25,7 +25,7 @@ Service, says who answered and what the kernel holds, and takes everything down
 again. Nothing outside its namespaces is touched. It needs root.
 
 The node is called node-1 and has the addresses 172.16.65.181, 172.17.0.1, 10.244.0.0
-and 10.244.0.1; pods are recognised by the range 10.244.0.0/16.`,
+and 10.244.0.1; pods are recognised by the ranges 10.244.0.0/16 and fd00:244::/48.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDemo(cmd.Context(), env, mode, manifests) },
 	}
@@ -93,7 +93,7 @@ func writeReference() (string, error) {
 func demoFlags(mode, manifests string) []string {
 	return []string{
 		"--manifests=" + manifests, "--proxy-mode=" + mode, "--hostname-override=" + demo.NodeName,
-		"--cluster-cidr=" + demo.PodRange().String(), "--iptables-min-sync-period=0", "--ipvs-min-sync-period=0",
+		"--cluster-cidr=" + demo.PodRanges(), "--iptables-min-sync-period=0", "--ipvs-min-sync-period=0",
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 		"--oom-score-adj=0",
 	}

@@ -34,7 +34,7 @@ func referencePlan(t *testing.T) *plan.Plan {
 	}
 	u := planner.New(state, planner.Options{
 		NodeName: NodeName, Families: plan.Families[:],
-		Local: planner.LocalDetector{Kind: planner.ClusterCIDR, CIDRs: []netip.Prefix{PodRange()}},
+		Local: planner.LocalDetector{Kind: planner.ClusterCIDR, CIDRs: []netip.Prefix{podRange()}},
 	}).Update()
 	return u.Plan
 }

@@ -166,7 +166,7 @@ func (d Demo) showKernel(node *lab.Host) error {
 // people look at them with the kernel's own tools.
 func kernelLines(node *lab.Host, mode string, id plan.ID) (command string, lines []string, err error) {
 	candidates := map[string][][]string{
-		"iptables": {{"iptables-nft-save", "-t", "nat"}, {"iptables-legacy-save", "-t", "nat"}, {"iptables-save", "-t", "nat"}},
+		"iptables": {{"iptables-nft-save"}, {"iptables-legacy-save"}, {"iptables-save"}},
 	}[mode]
 	if id.Family == plan.IPv6 {
 		for i := range candidates {

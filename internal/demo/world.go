@@ -129,7 +129,7 @@ func topology(endpoints []*endpoint, p *plan.Plan) lab.Topology {
 		if e.onNode {
 			leaf.Behind, leaf.From = nodeHost, NodeAddrs()[2:4]
 			toNode = append(toNode, e.addr)
-		} else if flannel.Addrs[0].Addr().Is4() == e.addr.Is4() && PodRange().Contains(e.addr) {
+		} else if flannel.Addrs[0].Addr().Is4() == e.addr.Is4() && podRange().Contains(e.addr) {
 			t.Routes = append(t.Routes, lab.RouteSpec{Host: nodeHost, To: netip.PrefixFrom(e.addr, e.addr.BitLen()), Dev: "flannel.1"})
 		}
 		t.Leaves = append(t.Leaves, leaf)
@@ -148,8 +148,10 @@ func topology(endpoints []*endpoint, p *plan.Plan) lab.Topology {
 	return t
 }
 
-// PodRange is the demo cluster's pod range.
-func PodRange() netip.Prefix { return netip.MustParsePrefix("10.244.0.0/16") }
+// PodRanges are the demo cluster's pod ranges, as for --cluster-cidr.
+func PodRanges() string { return podRange().String() + ",fd00:244::/48" }
+
+func podRange() netip.Prefix { return netip.MustParsePrefix("10.244.0.0/16") }
 
 // build makes the network and starts the endpoints' servers.
 func build(p *plan.Plan) (*lab.Lab, error) {
