@@ -16,8 +16,9 @@ MODE ?= iptables
 SCENARIO ?= testdata/scenarios/clusterip.txtar
 # Arguments for "go test" of make test, as in: make test ARGS='-run ClusterIP'
 ARGS ?=
-# What bench compares with: name=command, see bench/README.md.
+# What bench compares with, NAME or NAME=COMMAND, and in which clusters; see bench/README.md.
 AGAINST ?= kube-proxy
+SERVICES ?= 5000
 ROUNDS ?= 3
 
 GO_TEST := go test -json -timeout 20m
@@ -83,8 +84,8 @@ lab: packages root build ## run one scenario, keep its hosts for a look (SCENARI
 	@echo "Look around with: ip netns exec NAME iptables-save; take a host away with: ip netns del NAME"
 
 .PHONY: bench
-bench: packages root build ## measure against another proxy in one run (AGAINST=kube-proxy ROUNDS=3)
-	go run ./bench compare --rounds $(ROUNDS) --against $(AGAINST)
+bench: packages root build ## measure against another proxy in one run (AGAINST=kube-proxy SERVICES=5000)
+	go run ./bench compare --mode $(MODE) --services $(SERVICES) --rounds $(ROUNDS) --against '$(AGAINST)'
 
 .PHONY: clean
 clean: ## remove what was built here; the tools' cache stays
