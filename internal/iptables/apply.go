@@ -97,7 +97,7 @@ func (f *family) settle(ctx context.Context, undo map[plan.ID]*plan.ServicePort)
 		switch {
 		case owner != (plan.ID{}):
 			culprits[owner] = err
-		case re.Line == 0:
+		default:
 			culprits, err = f.bisect(ctx, err)
 		}
 		if len(culprits) == 0 {

@@ -188,7 +188,7 @@ func (r *renderer) external(v *view, e external) {
 func (r *renderer) lead(v *view, match string, route plan.Route, who string) {
 	text := v.name + " external destinations"
 	if who != "" {
-		text = v.name + " from " + who
+		text += " from " + who
 	}
 	before, after := match, "" // "-s" and "-i" stand before the comment
 	if strings.HasPrefix(match, "-m") {
@@ -196,12 +196,12 @@ func (r *renderer) lead(v *view, match string, route plan.Route, who string) {
 	}
 	if route.Verdict != plan.Forward {
 		if match != "" {
-			r.add(before, comment(text+" is not forwarded"), after, leave)
+			r.add(before, comment(text+": not forwarded"), after, leave)
 		}
 		return
 	}
 	if route.SNAT {
-		r.add(before, comment(text+" is masqueraded"), after, markMasq)
+		r.add(before, comment(text+": masquerade"), after, markMasq)
 	}
 	r.add(before, comment(text), after, jumpTo(poolChain(v.sp.ID, route.Pool)))
 }

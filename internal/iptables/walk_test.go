@@ -349,8 +349,8 @@ func packetsFor(rng *rand.Rand, p *plan.Plan, w world) []plan.Packet {
 			add(sp.ID.Protocol, f.Addr, f.Port+1000)
 		}
 		for _, e := range sp.Pools[plan.Cluster] {
-			if e.OnNode && rng.IntN(4) == 0 {
-				sources[e.Addr.Addr()] = "cni0"
+			if rng.IntN(12) == 0 { // an endpoint as the client, perhaps its own
+				sources[e.Addr.Addr()] = map[bool]string{true: "cni0", false: "eth0"}[e.OnNode]
 			}
 		}
 	}

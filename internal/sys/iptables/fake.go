@@ -302,3 +302,10 @@ func (f *Fake) Watch(ctx context.Context, _ func(string) bool, suspect func(stri
 	<-ctx.Done()
 	return ctx.Err()
 }
+
+// Watched reports whether somebody watches.
+func (f *Fake) Watched() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.suspect) > 0
+}
