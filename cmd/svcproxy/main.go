@@ -16,6 +16,7 @@ var version string
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	status := app.Main(ctx, app.Env{
 		Args:       os.Args[1:],
 		Stdout:     os.Stdout,

@@ -72,5 +72,9 @@ func (p *proxy) eligible() (ok bool, why string) {
 // ready reports whether everything was in the kernel once, and what is awaited.
 func (p *proxy) ready() (ok bool, missing []string) {
 	s := p.loop.Status()
-	return s.Synced, s.Waiting
+	missing = s.Waiting
+	if !s.Synced && s.LastError != "" {
+		missing = append(missing, "the kernel could not be programmed: "+s.LastError)
+	}
+	return s.Synced, missing
 }

@@ -59,7 +59,7 @@ func mustFile(t *testing.T, body string, args ...string) *Config {
 }
 
 var equalConfigs = cmp.Options{
-	cmpopts.IgnoreUnexported(Config{}),
+	cmpopts.IgnoreUnexported(Config{}), cmpopts.EquateEmpty(),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
@@ -366,4 +366,113 @@ func TestEveryModeIsAName(t *testing.T) {
 			t.Errorf("%s: have %q, default %t", m, c.Mode, c.ModeDefault)
 		}
 	}
+}
+
+// kubeadmFile is what kubeadm puts into the ConfigMap kube-proxy.
+const kubeadmFile = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack:
+  maxPerCore: null
+  min: null
+  tcpBeLiberal: false
+  tcpCloseWaitTimeout: null
+  tcpEstablishedTimeout: null
+  udpStreamTimeout: 0s
+  udpTimeout: 0s
+detectLocal:
+  bridgeInterface: ""
+  interfaceNamePrefix: ""
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables:
+  localhostNodePorts: null
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+ipvs:
+  excludeCIDRs: null
+  minSyncPeriod: 0s
+  scheduler: ""
+  strictARP: false
+  syncPeriod: 0s
+  tcpFinTimeout: 0s
+  tcpTimeout: 0s
+  udpTimeout: 0s
+kind: KubeProxyConfiguration
+logging:
+  flushFrequency: 0
+  options:
+    json:
+      infoBufferSize: "0"
+    text:
+      infoBufferSize: "0"
+  verbosity: 0
+metricsBindAddress: ""
+mode: ""
+nftables:
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel:
+  enableDSR: false
+  forwardHealthCheckVip: false
+  networkName: ""
+  rootHnsEndpointName: ""
+  sourceVip: ""
+`
+
+// A cluster's own file gives the defaults, without a word.
+func TestKubeadmFile(t *testing.T) {
+	have, warnings, err := load([]string{"--config=f", "--hostname-override=node-1"}, map[string]string{"f": kubeadmFile})
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(err, warnings)
+	}
+	want := mustLoad(t, "--cluster-cidr=10.244.0.0/16", "--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf", "--hostname-override=node-1")
+	if diff := cmp.Diff(want, have, equalConfigs); diff != "" {
+		t.Errorf("-want +have:\n%s", diff)
+	}
+}
+
+// Whatever is in a file, loading it ends with a configuration or an error, and what
+// loads is written so that it loads again.
+func FuzzFile(f *testing.F) {
+	f.Add(kubeadmFile)
+	f.Add(header + "mode: ipvs\nipvs: {excludeCIDRs: [10.0.0.0/8]}\n")
+	f.Add(header + "nodePortAddresses: [primary, \"::1/128\"]\n---\napiVersion: svcproxy.io/v1alpha1\nkind: SvcproxyConfiguration\nmanifests: [/a]\n")
+	f.Add(header + "logging: {vmodule: [{filePattern: a, verbosity: 1}]}\nfeatureGates: {A: true}\n")
+	f.Fuzz(func(t *testing.T, content string) {
+		c, _, err := load([]string{"--config=f"}, map[string]string{"f": content})
+		if err != nil {
+			return
+		}
+		var b bytes.Buffer
+		if _, err := c.WriteTo(&b); err != nil {
+			t.Fatal(err)
+		}
+		again, _, err := load([]string{"--config=f"}, map[string]string{"f": b.String()})
+		if err != nil {
+			t.Fatalf("%v in:\n%s", err, b.String())
+		}
+		again.ModeDefault = c.ModeDefault
+		if diff := cmp.Diff(c, again, equalConfigs); diff != "" {
+			t.Errorf("-first +second:\n%s", diff)
+		}
+	})
 }
