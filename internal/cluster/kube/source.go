@@ -33,8 +33,8 @@ type Options struct {
 	// Services, so that it can be told why.
 	Everything bool
 	// Staleness is how long a watch may be silent before it is given up and
-	// everything is listed again; 0: 150 s, in which a server sends two
-	// bookmarks.
+	// everything is listed again; 0: 150 s. A healthy server sends a bookmark
+	// every minute, the first one of a watch within two.
 	Staleness time.Duration
 	// RetryMin and RetryMax bound the exponential pause between attempts, of
 	// which each is a random part; 0: 0.5 s and 30 s.
