@@ -64,7 +64,7 @@ func diff(ctx context.Context, env Env, flags *config.Flags) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	log := newLog(env.Stderr, c.Log)
+	log := newLog(env.Stderr, quiet(c.Log))
 	families, _ := mode.families(ctx, env.Host)
 	backend, err := mode.New(modeEnv(c, log.Logger, nil, families))
 	if err != nil {

@@ -52,6 +52,13 @@ func newLog(w io.Writer, c config.Log) logControl {
 	return l
 }
 
+// quiet is for commands whose output is their answer: they log warnings only,
+// unless -v asks for more.
+func quiet(c config.Log) config.Log {
+	c.Verbosity -= int(slog.LevelWarn - slog.LevelInfo)
+	return c
+}
+
 // setVerbosity takes effect at once.
 func (l logControl) setVerbosity(c config.Log) {
 	t := &threshold{level: slog.Level(-c.Verbosity)}

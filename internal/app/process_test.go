@@ -171,7 +171,7 @@ func TestProcess(t *testing.T) {
 	if code, said := n.do("status", "-o", "json"); code != 0 || !strings.Contains(said, `"synced": true`) {
 		t.Errorf("status -o json: %d\n%s", code, said)
 	}
-	if code, said := n.do(append([]string{"diff"}, n.flags()...)...); code != 0 {
+	if code, said := n.do(append([]string{"diff"}, n.flags()...)...); code != 0 || said != "" {
 		t.Errorf("diff beside the running proxy: %d\n%s", code, said)
 	}
 

@@ -115,7 +115,7 @@ type surveyed struct {
 
 // survey reads all facts once.
 func survey(ctx context.Context, env Env, c *config.Config, o surveyOptions) (*surveyed, error) {
-	log := newLog(env.Stderr, c.Log)
+	log := newLog(env.Stderr, quiet(c.Log))
 	if err := log.bridgeKlog(c.Log.Verbosity); err != nil {
 		return nil, err
 	}

@@ -146,7 +146,7 @@ func writeStatus(w io.Writer, s status) error {
 		line("quarantined", "%s %s %s since %s: %s", q.Service, q.Protocol, q.Family, q.Since.Format(time.RFC3339), q.Error)
 	}
 	if s.Loop.Interference > 0 {
-		line("interference", "%d times, last: %s", s.Loop.Interference, s.Loop.LastInterference)
+		line("interference", "repaired %d so far, last: %s", s.Loop.Interference, s.Loop.LastInterference)
 	}
 	if s.Config.File != "" {
 		line("configuration", "%s, loaded %s", s.Config.File, s.Config.Loaded.Format(time.RFC3339))
