@@ -24,7 +24,8 @@ const (
 	lockPatience = 5
 	// mostOutput bounds what is kept of a program's messages.
 	mostOutput = 8 << 10
-	// exitBusy is iptables' exit status for a lock or a resource it did not get.
+	// exitBusy is iptables' exit status for a lock or a resource it did not get. The
+	// nft variant also ends so when the kernel refuses a rule, but then names a line.
 	exitBusy = 4
 )
 
@@ -159,19 +160,16 @@ var (
 // classify turns the end of iptables-restore and what it said into an error.
 func classify(err error, output string) error {
 	e := &RestoreError{Output: output, Err: err}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() == exitBusy {
-		e.Busy = true
-	}
-	if strings.Contains(output, "Resource temporarily unavailable") || strings.Contains(output, "xtables lock") {
-		e.Busy = true
-	}
 	for _, re := range []*regexp.Regexp{errorAt, lineFailed} {
 		if m := re.FindStringSubmatch(output); m != nil {
 			e.Line, _ = strconv.Atoi(m[1])
 			break
 		}
 	}
+	var exit *exec.ExitError
+	e.Busy = e.Line == 0 && errors.As(err, &exit) && exit.ExitCode() == exitBusy ||
+		strings.Contains(output, "Resource temporarily unavailable") || strings.Contains(output, "xtables lock") ||
+		strings.Contains(output, "emory") // "Memory allocation problem", "Cannot allocate memory"
 	return e
 }
 
