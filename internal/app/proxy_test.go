@@ -153,6 +153,9 @@ func startFixture(t *testing.T, body string, manifests map[string]string) *fixtu
 		if err := f.stop(); err != nil {
 			t.Errorf("run ended with %v", err)
 		}
+		if strings.Contains(f.log.String(), "metric was used wrongly") {
+			t.Error("a metric was used wrongly")
+		}
 		if t.Failed() {
 			t.Log(f.log.String())
 		}
