@@ -134,11 +134,15 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, OwnConfiguration, []
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &t); err != nil {
 			return nil, own, warnings, fmt.Errorf("document %d: %w", n, err)
 		}
-		target, err := targetOf(t, proxy, &own)
-		if err != nil {
-			return nil, own, warnings, fmt.Errorf("document %d: %w", n, err)
-		}
-		if seen[t.Kind] {
+		target := targetOf(t, proxy, &own)
+		switch {
+		case target == nil && !seen[kind]:
+			return nil, own, warnings, fmt.Errorf("document %d: apiVersion %q, kind %q is not known; the file begins with a %s %s, and a %s %s may follow",
+				n, t.APIVersion, t.Kind, apiVersion, kind, OwnAPIVersion, OwnKind)
+		case target == nil, target == proxy && seen[kind]: // kube-proxy reads the first document only
+			warnings = append(warnings, fmt.Sprintf("configuration file, document %d, of apiVersion %q and kind %q, has no effect; remove it", n, t.APIVersion, t.Kind))
+			continue
+		case seen[t.Kind]:
 			return nil, own, warnings, fmt.Errorf("document %d: a second %s; keep one", n, t.Kind)
 		}
 		seen[t.Kind] = true
@@ -154,16 +158,15 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, OwnConfiguration, []
 	return proxy, own, warnings, nil
 }
 
-// targetOf returns where a document of type t goes.
-func targetOf(t metav1.TypeMeta, proxy *v1alpha1.KubeProxyConfiguration, own *OwnConfiguration) (any, error) {
+// targetOf returns where a document of type t goes, nil if nowhere.
+func targetOf(t metav1.TypeMeta, proxy *v1alpha1.KubeProxyConfiguration, own *OwnConfiguration) any {
 	switch {
 	case t.APIVersion == apiVersion && t.Kind == kind:
-		return proxy, nil
+		return proxy
 	case t.APIVersion == OwnAPIVersion && t.Kind == OwnKind:
-		return own, nil
+		return own
 	}
-	return nil, fmt.Errorf("apiVersion %q, kind %q is not known; the file holds a %s %s and perhaps a %s %s",
-		t.APIVersion, t.Kind, apiVersion, kind, OwnAPIVersion, OwnKind)
+	return nil
 }
 
 // decodeInto fills in target; what only a strict reader minds comes back as
@@ -171,7 +174,7 @@ func targetOf(t metav1.TypeMeta, proxy *v1alpha1.KubeProxyConfiguration, own *Ow
 func decodeInto(body []byte, target any) (warnings []string, err error) {
 	strict, err := kjson.UnmarshalStrict(body, target)
 	if err != nil {
-		return nil, err
+		return nil, wrongValues(body, target, err)
 	}
 	for _, e := range strict {
 		path, ok := fieldOf(e.Error())

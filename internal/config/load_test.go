@@ -255,7 +255,14 @@ func TestErrors(t *testing.T) {
 		{"hidden metrics", []string{"--show-hidden-metrics-for-version=one"}, "", []string{"showHiddenMetricsForVersion", "MAJOR.MINOR"}},
 		{"type", nil, "clusterCIDR: [10.0.0.0/8]", []string{"configuration file f", "clusterCIDR"}},
 		{"unquoted ::", nil, "bindAddress: ::", []string{"configuration file f"}},
-		{"two configurations", nil, "---\n" + header, []string{"second KubeProxyConfiguration"}},
+		{"two documents of our own", nil, strings.Repeat("---\napiVersion: svcproxy.io/v1alpha1\nkind: SvcproxyConfiguration\n", 2), []string{"second SvcproxyConfiguration"}},
+		{"every wrong value at once", nil,
+			"bindAddressHardFail: 'true'\nconfigSyncPeriod: 15\nconntrack: {min: many, udpTimeout: fast, tcpBeLiberal: true}\nnodePortAddresses: primary\nipvs: [rr]\nportRange: 80",
+			[]string{
+				`bindAddressHardFail: "true" cannot be used; give true or false`, `configSyncPeriod: 15 cannot be used; give a duration`,
+				`conntrack.min: "many" cannot be used; give a whole number`, `conntrack.udpTimeout: "fast" cannot be used; give a duration`,
+				`nodePortAddresses: "primary" cannot be used; give a list`, `ipvs: ["rr"] cannot be used; give fields`, `portRange: 80 cannot be used; give text`,
+			}},
 		{"staleness", []string{"--staleness-limit=0"}, "", []string{"stalenessLimit"}},
 		{"positional flag value", []string{"--oom-score-adj=lots"}, "", []string{"--oom-score-adj", "lots"}},
 	}
@@ -298,6 +305,17 @@ func TestFilesThatAreNone(t *testing.T) {
 	}
 	if _, _, err := load([]string{"--config=missing"}, nil); err == nil || !strings.Contains(err.Error(), "read configuration file") {
 		t.Errorf("missing file: have %v", err)
+	}
+}
+
+// kube-proxy reads the first document only; files with more of them work with it.
+func TestFurtherDocumentsHaveNoEffect(t *testing.T) {
+	for _, document := range []string{header + "mode: ipvs\n", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n", "mode: ipvs\n"} {
+		c, warnings, err := file("mode: nftables\n---\n" + document)
+		wantWarning(t, warnings, err, "document 2")
+		if err == nil && c.Mode != NFTables {
+			t.Errorf("after %q the mode is %q", document, c.Mode)
+		}
 	}
 }
 
