@@ -27,6 +27,11 @@ func (g *group) run(f func(context.Context) error) {
 	})
 }
 
+// endless makes what only ends with its context fit for run.
+func endless(f func(context.Context)) func(context.Context) error {
+	return func(ctx context.Context) error { f(ctx); return nil }
+}
+
 // wait returns the first error, nil if all ended because they were told to.
 func (g *group) wait() error {
 	g.wg.Wait()

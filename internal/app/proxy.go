@@ -134,15 +134,15 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 	}
 	g.run(p.followAddresses)
 	g.run(p.loop.Run)
-	g.run(func(ctx context.Context) error { p.health.Run(ctx); return nil })
+	g.run(endless(p.health.Run))
 	for _, server := range p.servers(c) {
 		g.run(server.Run)
 	}
 	if p.events.recorder != nil {
-		g.run(func(ctx context.Context) error { p.events.recorder.Run(ctx); return nil })
+		g.run(endless(p.events.recorder.Run))
 	}
 	if p.flags.ConfigFile != "" {
-		g.run(func(ctx context.Context) error { return p.followConfig(ctx, content) })
+		g.run(endless(func(ctx context.Context) { p.followConfig(ctx, content) }))
 	}
 	err := g.wait()
 	if err == nil {

@@ -68,11 +68,11 @@ func (l *liveConfig) accept(c *config.Config, restart []string, now time.Time) {
 
 // followConfig applies every change of the configuration file until ctx ends.
 // content is what was loaded at the start.
-func (p *proxy) followConfig(ctx context.Context, content []byte) error {
+func (p *proxy) followConfig(ctx context.Context, content []byte) {
 	poll := time.NewTicker(configPoll)
 	defer poll.Stop()
 	w := config.Watcher{Path: p.flags.ConfigFile, Last: content, Poll: poll.C, Log: p.log.Logger}
-	return w.Run(ctx, func(content []byte) { p.reload(ctx, content) })
+	w.Run(ctx, func(content []byte) { p.reload(ctx, content) })
 }
 
 // reload makes new content of the configuration file effective as far as that is

@@ -3,7 +3,6 @@ package config
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -32,24 +31,37 @@ type Watcher struct {
 }
 
 // Run calls changed with the new content after every change, until ctx ends. A
-// file that cannot be read is no change: the old content stays known. It returns
-// an error only if the kernel offers no notifications.
-func (w Watcher) Run(ctx context.Context, changed func(content []byte)) error {
+// file that cannot be read is no change: the old content stays known. Where the
+// kernel offers no notifications, because their number per user is used up, only
+// Poll looks.
+func (w Watcher) Run(ctx context.Context, changed func(content []byte)) {
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("watch configuration file: %w", err)
+		w.Log.Warn("the configuration file is only looked at now and then: no notifications of changes", "file", w.Path, "err", err)
+		notify = nil
+	} else {
+		defer func() { _ = notify.Close() }()
 	}
-	defer func() { _ = notify.Close() }()
+	w.run(ctx, notify, changed)
+}
+
+// run is Run over notify, which may be nil.
+func (w Watcher) run(ctx context.Context, notify *fsnotify.Watcher, changed func(content []byte)) {
+	var events <-chan fsnotify.Event
+	var failures <-chan error
+	if notify != nil {
+		events, failures = notify.Events, notify.Errors
+	}
 	w.follow(notify)
 	quiet := time.NewTimer(0) // a change since Last was read counts too
 	defer quiet.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-notify.Events:
+			return
+		case <-events:
 			quiet.Reset(settle)
-		case err := <-notify.Errors:
+		case err := <-failures:
 			w.Log.Warn("watch configuration file", "file", w.Path, "err", err)
 			quiet.Reset(settle)
 		case <-w.Poll:
@@ -72,6 +84,9 @@ func (w Watcher) Run(ctx context.Context, changed func(content []byte)) error {
 // follow makes notify watch the directories that decide what Path names. It is
 // repeated after each event, because a swapped link leads through others.
 func (w Watcher) follow(notify *fsnotify.Watcher) {
+	if notify == nil {
+		return
+	}
 	want := directories(w.Path)
 	have := notify.WatchList()
 	for _, d := range have {

@@ -17,14 +17,15 @@ func startWatch(t *testing.T, path string) <-chan string {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	seen, done := make(chan string, 16), make(chan error, 1)
+	seen, done := make(chan string, 16), make(chan struct{})
 	w := Watcher{Path: path, Last: last, Log: slog.New(slog.DiscardHandler)}
-	go func() { done <- w.Run(ctx, func(b []byte) { seen <- string(b) }) }()
+	go func() {
+		defer close(done)
+		w.Run(ctx, func(b []byte) { seen <- string(b) })
+	}()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		<-done
 	})
 	return seen
 }
@@ -156,11 +157,22 @@ func TestWatcherReportsAChangeFromBeforeItRan(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	seen := make(chan string, 1)
-	go func() {
-		w := Watcher{Path: path, Last: []byte("old"), Log: slog.New(slog.DiscardHandler)}
-		if err := w.Run(ctx, func(b []byte) { seen <- string(b) }); err != nil {
-			t.Error(err)
-		}
-	}()
+	w := Watcher{Path: path, Last: []byte("old"), Log: slog.New(slog.DiscardHandler)}
+	go w.Run(ctx, func(b []byte) { seen <- string(b) })
 	awaitContent(t, seen, "new")
+}
+
+// Without any notification a look now and then finds the change.
+func TestWatcherPolls(t *testing.T) {
+	dir := t.TempDir()
+	mustWrite(t, dir+"/config", "one")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	poll, seen := make(chan time.Time), make(chan string, 16)
+	w := Watcher{Path: dir + "/config", Last: []byte("one"), Poll: poll, Log: slog.New(slog.DiscardHandler)}
+	go w.run(ctx, nil, func(b []byte) { seen <- string(b) })
+	poll <- time.Time{}
+	mustWrite(t, dir+"/config", "two")
+	poll <- time.Time{}
+	awaitContent(t, seen, "two")
 }
