@@ -119,7 +119,8 @@ func (p *plan) singleChanges(ctx context.Context, w *world, c *synthetic, pr *pr
 			return err
 		}
 	}
-	after, err := cpuOf(pr.cmd.Process.Pid)
+	// The children's time counts once they have ended.
+	after, err := rest(ctx, pr, 0)
 	if err != nil {
 		return err
 	}
@@ -129,11 +130,8 @@ func (p *plan) singleChanges(ctx context.Context, w *world, c *synthetic, pr *pr
 }
 
 // connections times single connects to the last probe, and counts how many a
-// second go through.
+// second go through, while the program rests.
 func (p *plan) connections(ctx context.Context, w *world, _ *synthetic, pr *program, r *result) error {
-	if _, err := rest(ctx, pr, 0); err != nil {
-		return err
-	}
 	times, failures, err := w.timeConnects(ctx, probeAddr(probes-1), 3000)
 	if err != nil {
 		return err

@@ -2,11 +2,18 @@ package kube
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/big"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -125,6 +132,7 @@ type world struct {
 	t      *testing.T
 	server *apiserver.Server
 	addr   string
+	tls    *tls.Config // nil: plain HTTP
 	client *Client
 	sink   *sink
 	log    *logLines
@@ -133,41 +141,74 @@ type world struct {
 type variant struct {
 	contentType string
 	noWatchList bool
+	http2       bool // over TLS, all requests on one connection
 }
 
 // variants are the ways in which facts can come; all must end the same.
 func variants(t *testing.T, f func(t *testing.T, v variant)) {
 	for _, v := range []variant{
-		{runtime.ContentTypeProtobuf, false}, {runtime.ContentTypeProtobuf, true},
-		{runtime.ContentTypeJSON, false}, {runtime.ContentTypeJSON, true},
+		{contentType: runtime.ContentTypeProtobuf}, {contentType: runtime.ContentTypeProtobuf, noWatchList: true},
+		{contentType: runtime.ContentTypeJSON}, {contentType: runtime.ContentTypeJSON, noWatchList: true},
+		{contentType: runtime.ContentTypeProtobuf, http2: true},
 	} {
 		name := strings.TrimPrefix(strings.TrimPrefix(v.contentType, "application/"), "vnd.kubernetes.")
 		if v.noWatchList {
 			name += ",lists"
 		}
+		if v.http2 {
+			name += ",http2"
+		}
 		t.Run(name, func(t *testing.T) { f(t, v) })
 	}
 }
 
-func newWorld(t *testing.T, so apiserver.Options, contentType string) *world {
+func newWorld(t *testing.T, so apiserver.Options, v variant) *world {
 	t.Helper()
-	w := &world{t: t, server: apiserver.New(so), sink: newSink(), log: &logLines{}}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	so.NoWatchList = v.noWatchList
+	w := &world{t: t, server: apiserver.New(so), sink: newSink(), log: &logLines{}, addr: "127.0.0.1:0"}
+	if v.http2 {
+		w.tls = mustCertificate(t)
 	}
-	w.addr = l.Addr().String()
-	w.server.Start(l)
+	w.restart()
 	t.Cleanup(func() { _ = w.server.Stop() })
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := apiserver.WriteKubeconfig(path, w.addr); err != nil {
 		t.Fatal(err)
 	}
-	w.client, err = NewClient(Connection{Kubeconfig: path, ContentType: contentType, QPS: -1, UserAgent: "test"})
+	if v.http2 {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		insecure := strings.Replace(string(text), "server: http:", "insecure-skip-tls-verify: true\n    server: https:", 1)
+		if err := os.WriteFile(path, []byte(insecure), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	w.client, err = NewClient(Connection{Kubeconfig: path, ContentType: v.contentType, QPS: -1, UserAgent: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return w
+}
+
+// mustCertificate returns a server's TLS configuration that offers HTTP/2.
+func mustCertificate(t *testing.T) *tls.Config {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+		NextProtos:   []string{"h2"}, MinVersion: tls.VersionTLS13,
+	}
 }
 
 // options are those of a source that does not make tests wait.
@@ -195,6 +236,10 @@ func (w *world) restart() {
 	l, err := net.Listen("tcp", w.addr)
 	if err != nil {
 		w.t.Fatal(err)
+	}
+	w.addr = l.Addr().String()
+	if w.tls != nil {
+		l = tls.NewListener(l, w.tls)
 	}
 	w.server.Start(l)
 }

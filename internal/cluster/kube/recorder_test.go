@@ -35,7 +35,7 @@ func (w *world) record(o RecorderOptions) *Recorder {
 
 func TestRecorder(t *testing.T) {
 	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
-		w := newWorld(t, apiserver.Options{}, contentType)
+		w := newWorld(t, apiserver.Options{}, variant{contentType: contentType})
 		r := w.record(RecorderOptions{})
 		odd := Event{Kind: "Service", Namespace: "d", Name: "web", UID: "u1", Warning: true, Reason: "Odd", Message: "spec.ports[0] is odd"}
 		r.Record(odd)
@@ -64,7 +64,7 @@ func TestRecorder(t *testing.T) {
 // TestRecorderDoesNotBlock: with nobody to send to, events are dropped, and told
 // when they come up later.
 func TestRecorderDoesNotBlock(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, "")
+	w := newWorld(t, apiserver.Options{}, variant{})
 	r := NewRecorder(w.client, RecorderOptions{})
 	event := func(i int) Event {
 		return Event{Kind: "Service", Namespace: "d", Name: fmt.Sprint("s", i), Reason: "Odd", Message: "odd"}
@@ -88,7 +88,7 @@ func TestRecorderDoesNotBlock(t *testing.T) {
 // TestRecorderRefused: what the server will never take is tried once, what it
 // cannot take now again.
 func TestRecorderRefused(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, "")
+	w := newWorld(t, apiserver.Options{}, variant{})
 	var attempts atomic.Int32
 	w.server.Intercept(func(rw http.ResponseWriter, _ *http.Request) bool {
 		switch attempts.Add(1) {

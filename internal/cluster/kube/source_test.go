@@ -21,7 +21,7 @@ import (
 
 func TestDelivers(t *testing.T) {
 	variants(t, func(t *testing.T, v variant) {
-		w := newWorld(t, apiserver.Options{NoWatchList: v.noWatchList}, v.contentType)
+		w := newWorld(t, apiserver.Options{}, v)
 		w.put(service("web", "10.0.0.1"), service("headless", "None"), service("foreign", "10.0.0.2", proxyNameLabel, ""),
 			slice("web-1", "web", "10.1.0.1"), node("n1", "192.0.2.1"), node("n2", "192.0.2.2"), cidr("kubernetes", "10.0.0.0/16"))
 		hidden := slice("headless-1", "headless", "10.1.0.2")
@@ -83,6 +83,9 @@ func checkRequests(t *testing.T, w *world, v variant) {
 		if !strings.HasPrefix(r.Accept, v.contentType) {
 			t.Errorf("%s %s: Accept %q, want %s first", r.Verb, r.Kind, r.Accept, v.contentType)
 		}
+		if v.http2 != (r.Proto == "HTTP/2.0") {
+			t.Errorf("%s %s over %s", r.Verb, r.Kind, r.Proto)
+		}
 		streamed = streamed || r.Query.Get("sendInitialEvents") == "true"
 		if r.Verb == "list" && !v.noWatchList {
 			t.Errorf("%s was listed although the server streams lists", r.Kind)
@@ -94,7 +97,7 @@ func checkRequests(t *testing.T, w *world, v variant) {
 }
 
 func TestNoNode(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, "")
+	w := newWorld(t, apiserver.Options{}, variant{})
 	w.put(node("n2", "192.0.2.2"))
 	w.run(w.options())
 	w.sink.mustSync(t)
@@ -105,7 +108,7 @@ func TestNoNode(t *testing.T) {
 // which bookmarks move too, without a list.
 func TestResume(t *testing.T) {
 	variants(t, func(t *testing.T, v variant) {
-		w := newWorld(t, apiserver.Options{NoWatchList: v.noWatchList}, v.contentType)
+		w := newWorld(t, apiserver.Options{}, v)
 		w.put(service("one", "10.0.0.1"))
 		w.run(w.options())
 		w.sink.mustSync(t)
@@ -137,7 +140,7 @@ func TestResume(t *testing.T) {
 // removed.
 func TestVanished(t *testing.T) {
 	variants(t, func(t *testing.T, v variant) {
-		w := newWorld(t, apiserver.Options{NoWatchList: v.noWatchList}, v.contentType)
+		w := newWorld(t, apiserver.Options{}, v)
 		w.put(service("one", "10.0.0.1"), service("two", "10.0.0.2"), slice("one-1", "one", "10.1.0.1"), node("n1", "192.0.2.1"), cidr("c", "10.0.0.0/16"))
 		w.run(w.options())
 		w.sink.mustSync(t)
@@ -167,7 +170,7 @@ func answer(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 
 // TestGoneAsStatus: some servers refuse an old version before the stream begins.
 func TestGoneAsStatus(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, "")
+	w := newWorld(t, apiserver.Options{}, variant{})
 	w.put(service("one", "10.0.0.1"))
 	w.run(w.options())
 	w.sink.mustSync(t)
@@ -187,7 +190,7 @@ func TestGoneAsStatus(t *testing.T) {
 // TestSilence is case R-57: the connection stays open, nothing comes.
 func TestSilence(t *testing.T) {
 	variants(t, func(t *testing.T, v variant) {
-		w := newWorld(t, apiserver.Options{NoWatchList: v.noWatchList}, v.contentType)
+		w := newWorld(t, apiserver.Options{}, v)
 		w.put(service("one", "10.0.0.1"))
 		o := w.options()
 		o.Staleness = 300 * time.Millisecond
@@ -208,7 +211,7 @@ func TestSilence(t *testing.T) {
 // TestShortWatches: something between us and the server ends every watch before
 // a bookmark is due, and the server has lost its history.
 func TestShortWatches(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, "")
+	w := newWorld(t, apiserver.Options{}, variant{})
 	w.server.SetResourceVersion(5000)
 	w.put(service("one", "10.0.0.1"))
 	o := w.options()
@@ -228,7 +231,7 @@ func TestShortWatches(t *testing.T) {
 // TestNoAnswer: a request that is never answered is given up as well.
 func TestNoAnswer(t *testing.T) {
 	variants(t, func(t *testing.T, v variant) {
-		w := newWorld(t, apiserver.Options{NoWatchList: v.noWatchList}, v.contentType)
+		w := newWorld(t, apiserver.Options{}, v)
 		w.put(service("one", "10.0.0.1"))
 		w.server.Delay(time.Hour)
 		o := w.options()
@@ -260,7 +263,7 @@ func mustBecome(t *testing.T, what string, ok func() bool) {
 // as a reason to remove anything.
 func TestCutInList(t *testing.T) {
 	variants(t, func(t *testing.T, v variant) {
-		w := newWorld(t, apiserver.Options{NoWatchList: v.noWatchList}, v.contentType)
+		w := newWorld(t, apiserver.Options{}, v)
 		var names []string
 		for i := range 9 {
 			name := fmt.Sprint("s", i)
@@ -292,7 +295,7 @@ func TestCutInList(t *testing.T) {
 // would be silent for ever.
 func TestRestoredBackup(t *testing.T) {
 	variants(t, func(t *testing.T, v variant) {
-		w := newWorld(t, apiserver.Options{NoWatchList: v.noWatchList}, v.contentType)
+		w := newWorld(t, apiserver.Options{}, v)
 		w.server.SetResourceVersion(5000)
 		w.put(service("one", "10.0.0.1"))
 		w.run(w.options())
@@ -313,7 +316,7 @@ func TestRestoredBackup(t *testing.T) {
 // TestRestoredBackupInSilence is the same without bookmarks: the staleness limit
 // finds it.
 func TestRestoredBackupInSilence(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, "")
+	w := newWorld(t, apiserver.Options{}, variant{})
 	w.server.SetResourceVersion(5000)
 	w.put(service("one", "10.0.0.1"))
 	o := w.options()
@@ -331,7 +334,7 @@ func TestRestoredBackupInSilence(t *testing.T) {
 // TestLogsOnce: a lasting refusal is one line, another one is another, and the
 // end of it is told.
 func TestLogsOnce(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, "")
+	w := newWorld(t, apiserver.Options{}, variant{})
 	refuse := func(code int, reason metav1.StatusReason) {
 		w.server.Intercept(func(rw http.ResponseWriter, _ *http.Request) bool {
 			answer(rw, code, reason)
@@ -372,7 +375,7 @@ func TestAbsentAPI(t *testing.T) {
 		reason metav1.StatusReason
 	}{{http.StatusNotFound, metav1.StatusReasonNotFound}, {http.StatusForbidden, metav1.StatusReasonForbidden}} {
 		t.Run(string(tc.reason), func(t *testing.T) {
-			w := newWorld(t, apiserver.Options{}, "")
+			w := newWorld(t, apiserver.Options{}, variant{})
 			w.put(service("one", "10.0.0.1"), cidr("c", "10.0.0.0/16"))
 			w.server.Intercept(func(rw http.ResponseWriter, r *http.Request) bool {
 				absent := strings.HasSuffix(r.URL.Path, "/servicecidrs")
@@ -397,7 +400,7 @@ func TestAbsentAPI(t *testing.T) {
 }
 
 func TestServiceProxyName(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, "")
+	w := newWorld(t, apiserver.Options{}, variant{})
 	w.put(service("plain", "10.0.0.1"), service("mine", "10.0.0.2", proxyNameLabel, "edge"), service("other", "10.0.0.3", proxyNameLabel, "x"))
 	o := w.options()
 	o.ServiceProxyName = "edge"
@@ -407,7 +410,7 @@ func TestServiceProxyName(t *testing.T) {
 }
 
 func TestLoadEverything(t *testing.T) {
-	w := newWorld(t, apiserver.Options{Missing: []string{"ServiceCIDR"}}, "")
+	w := newWorld(t, apiserver.Options{Missing: []string{"ServiceCIDR"}}, variant{})
 	w.put(service("plain", "10.0.0.1"), service("other", "10.0.0.3", proxyNameLabel, "x"), service("headless", "None"), node("n1", "192.0.2.1"), node("n2", "192.0.2.2"))
 	for i := range 7 {
 		w.put(slice(fmt.Sprint("sl", i), "plain", "10.1.0.1"))
@@ -442,7 +445,7 @@ func TestLoadEverything(t *testing.T) {
 // TestPagesExpire: pages that take longer than the server remembers are replaced
 // by one whole list.
 func TestPagesExpire(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, runtime.ContentTypeJSON)
+	w := newWorld(t, apiserver.Options{}, variant{contentType: runtime.ContentTypeJSON})
 	for i := range 8 {
 		w.put(slice(fmt.Sprint("sl", i), "plain", "10.1.0.1"))
 	}
@@ -466,7 +469,7 @@ func TestPagesExpire(t *testing.T) {
 // TestServerSlowsDown: a server that is overloaded is left alone for as long as
 // it says, and then served.
 func TestServerSlowsDown(t *testing.T) {
-	w := newWorld(t, apiserver.Options{}, "")
+	w := newWorld(t, apiserver.Options{}, variant{})
 	w.put(service("one", "10.0.0.1"))
 	refused := make(chan struct{}, 1000)
 	w.server.Intercept(func(rw http.ResponseWriter, r *http.Request) bool {
@@ -487,7 +490,7 @@ func TestServerSlowsDown(t *testing.T) {
 // every sort end in what the server has.
 func TestStateMatches(t *testing.T) {
 	variants(t, func(t *testing.T, v variant) {
-		w := newWorld(t, apiserver.Options{NoWatchList: v.noWatchList, History: 40}, v.contentType)
+		w := newWorld(t, apiserver.Options{History: 40}, v)
 		w.run(w.options())
 		w.sink.mustSync(t)
 		for i := range 300 {

@@ -83,7 +83,7 @@ func isWatch(req *http.Request) bool {
 
 // log remembers a request. Under s.mu.
 func (s *Server) log(req *http.Request, t target, st *store) {
-	r := Request{Method: req.Method, Path: req.URL.Path, Query: req.URL.Query(), Accept: req.Header.Get("Accept")}
+	r := Request{Method: req.Method, Path: req.URL.Path, Query: req.URL.Query(), Accept: req.Header.Get("Accept"), Proto: req.Proto}
 	switch {
 	case st != nil:
 		r.Kind = st.gvk.Kind

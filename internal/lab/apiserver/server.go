@@ -75,6 +75,7 @@ type Request struct {
 	Path   string
 	Query  url.Values
 	Accept string
+	Proto  string // HTTP/1.1 or HTTP/2.0
 }
 
 // maxRequests bounds the log of requests.
