@@ -115,6 +115,10 @@ func TestProxyFromAPI(t *testing.T) {
 		})
 	})
 
+	if _, body := get(f.metric + "/metrics"); !strings.Contains(body, `rest_client_requests_total{code="200",`) {
+		t.Errorf("requests to the API server are not counted:\n%s", body)
+	}
+
 	put(t, api, strings.ReplaceAll(webManifest, "10.61.1.5", "10.61.1.6"))
 	eventually(t, "the changed endpoint", func() bool { return strings.Contains(f.backend.text(), "10.61.1.6:8080") })
 	put(t, api, strings.Replace(nodeManifest, "name: alder}", "name: alder}\nspec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}", 1))

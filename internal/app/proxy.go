@@ -58,14 +58,16 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 		return nil, err
 	}
 	p.families, p.noIPv6 = mode.families(ctx, env.Host)
-	if p.sources, err = newSources(c, sourceOptions{node: p.node, version: env.buildVersion(), log: log.Logger, fileLog: log.Logger}); err != nil {
+	p.metrics = metrics.New(mode.Name, env.build(), log.Logger)
+	if p.sources, err = newSources(c, sourceOptions{
+		node: p.node, version: env.buildVersion(), log: log.Logger, fileLog: log.Logger, count: p.metrics.Transport,
+	}); err != nil {
 		return nil, err
 	}
 	p.events = &events{log: log.Logger, node: p.node}
 	if p.sources.client != nil {
 		p.events.recorder = kube.NewRecorder(p.sources.client, kube.RecorderOptions{Node: p.node, Log: log.Logger})
 	}
-	p.metrics = metrics.New(mode.Name, env.build(), log.Logger)
 
 	p.state = cluster.NewState(time.Now)
 	addrs, err := env.Host.Addrs()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"time"
 
@@ -30,6 +31,8 @@ type sourceOptions struct {
 	version    string
 	log        *slog.Logger
 	fileLog    *slog.Logger // for problems in manifests; nil: they are only kept
+	// count is laid around the API client's transport; nil: nothing is.
+	count func(http.RoundTripper) http.RoundTripper
 }
 
 // newSources sets up what is configured; nothing is read but a kubeconfig.
@@ -45,7 +48,7 @@ func newSources(c *config.Config, o sourceOptions) (*sources, error) {
 		Kubeconfig: c.Client.Kubeconfig, Master: c.Client.Master,
 		ContentType: c.Client.ContentType, AcceptContentTypes: c.Client.AcceptContentTypes,
 		QPS: c.Client.QPS, Burst: c.Client.Burst,
-		UserAgent: "svcproxy/" + o.version,
+		UserAgent: "svcproxy/" + o.version, Wrap: o.count,
 	})
 	if err != nil {
 		return nil, err

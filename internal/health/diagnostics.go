@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -39,11 +40,15 @@ const configName = "kubeproxy.config.k8s.io"
 func (d Diagnostics) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, d.Mode) })
-	mux.HandleFunc("/healthz", ping)
+	checks := &indicators{}
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
+		checks.pings.Add(1)
+		ping(w, r)
+	})
 	mux.HandleFunc("/healthz/ping", func(w http.ResponseWriter, _ *http.Request) { text(w, "ok") })
 	if d.Metrics != nil {
 		mux.Handle("/metrics", d.Metrics)
-		mux.HandleFunc("/metrics/slis", indicators)
+		mux.Handle("/metrics/slis", checks)
 	}
 	if d.Config != nil {
 		mux.HandleFunc("/configz", d.configz)
@@ -127,14 +132,28 @@ func ping(w http.ResponseWriter, r *http.Request) {
 	text(w, "ok")
 }
 
-// indicators answers /metrics/slis. As with kube-proxy no check is registered
-// there, so there is nothing to show and nothing to reset.
-func indicators(w http.ResponseWriter, r *http.Request) {
+// indicators are the service level indicators of /metrics/slis: how the checks of
+// /healthz on the metrics address went. There is one check, and it cannot fail.
+type indicators struct{ pings atomic.Int64 }
+
+func (i *indicators) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodDelete {
+		i.pings.Store(0)
 		text(w, "metrics reset\n")
 		return
 	}
-	text(w, "")
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	n := i.pings.Load()
+	if n == 0 {
+		return // not checked yet
+	}
+	fmt.Fprintf(w, `# HELP kubernetes_healthcheck Result of the last health check, 1 for success.
+# TYPE kubernetes_healthcheck gauge
+kubernetes_healthcheck{name="ping",type="healthz"} 1
+# HELP kubernetes_healthchecks_total Health checks by result.
+# TYPE kubernetes_healthchecks_total counter
+kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} %d
+`, n)
 }
 
 func text(w http.ResponseWriter, s string) {

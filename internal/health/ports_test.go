@@ -354,14 +354,26 @@ func TestDiagnostics(t *testing.T) {
 		{"GET", "/healthz/ping", "ok"},
 		{"GET", "/healthz?verbose", "[+]ping ok\nhealthz check passed\n"},
 		{"GET", "/metrics", "figures"},
-		{"GET", "/metrics/slis", ""},
 		{"DELETE", "/metrics/slis", "metrics reset\n"},
+		{"GET", "/metrics/slis", ""},
 		{"GET", "/configz", `{"kubeproxy.config.k8s.io":{"mode":"iptables"}}`},
 		{"GET", "/status", "{\n  \"synced\": true\n}\n"},
 		{"GET", "/flagz", "\nsvcproxy flagz\n" + forPeople + "\nconfig=\nv=2\n"},
 	} {
 		if w := get(h, c.method, c.path); w.Code != 200 || w.Body.String() != c.want {
 			t.Errorf("%s %s answers %d %q, want %q", c.method, c.path, w.Code, w.Body, c.want)
+		}
+	}
+	get(h, "GET", "/healthz")
+	for range 2 {
+		w := get(h, "GET", "/metrics/slis")
+		for _, want := range []string{
+			`kubernetes_healthcheck{name="ping",type="healthz"} 1`,
+			`kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 1`,
+		} {
+			if !strings.Contains(w.Body.String(), want+"\n") {
+				t.Errorf("/metrics/slis lacks %s:\n%s", want, w.Body)
+			}
 		}
 	}
 	if w := get(h, "GET", "/proxyMode"); w.Header().Get("Content-Type") != "text/plain; charset=utf-8" || w.Header().Get("X-Content-Type-Options") != "nosniff" {

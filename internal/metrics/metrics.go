@@ -57,7 +57,7 @@ func New(mode string, build Build, log *slog.Logger) *Metrics {
 	}
 	m.set("svcproxy_build_info", 1, build.Version, build.Commit, build.Date, runtime.Version(), mode)
 	major, minor := majorMinor(build.Version)
-	m.set("kubernetes_build_info", 1, major, minor, build.Version, build.Commit, build.Date,
+	m.set("kubernetes_build_info", 1, major, minor, build.Version, build.Commit, "", build.Date,
 		runtime.Version(), runtime.Compiler, runtime.GOOS+"/"+runtime.GOARCH)
 	return m
 }

@@ -65,7 +65,7 @@ var table = []spec{
 	// Libraries'.
 	{"rest_client_requests_total", counter, []string{"code", "method", "host"}, nil, nil, "Requests to the API server by HTTP status."},
 	{"rest_client_request_duration_seconds", histogram, []string{"verb", "host"}, []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60}, nil, "Time from a request to the API server to the head of its answer."},
-	{"kubernetes_build_info", gauge, []string{"major", "minor", "git_version", "git_commit", "build_date", "go_version", "compiler", "platform"}, nil, nil, "1, labelled with what is running; kept for dashboards, see svcproxy_build_info."},
+	{"kubernetes_build_info", gauge, []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"}, nil, nil, "1, labelled with what is running; kept for dashboards, see svcproxy_build_info."},
 
 	// Our own.
 	{"svcproxy_build_info", gauge, []string{"version", "commit", "date", "go_version", "mode"}, nil, nil, "1, labelled with what is running."},

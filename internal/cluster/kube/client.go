@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"mime"
 	"net"
+	"net/http"
 	"strings"
 	"time"
 
@@ -54,6 +55,8 @@ type Connection struct {
 	UserAgent string
 	// Dial opens connections; nil: a net.Dialer with keep-alive.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Wrap is laid around the transport of all requests; nil: nothing is.
+	Wrap func(http.RoundTripper) http.RoundTripper
 }
 
 // Client reaches one API server. Safe for concurrent use.
@@ -77,6 +80,9 @@ func NewClient(c Connection) (*Client, error) {
 	}
 	conns := connrotation.NewDialer(dial)
 	cfg.Dial = conns.DialContext
+	if c.Wrap != nil {
+		cfg.Wrap(c.Wrap)
+	}
 	hc, err := rest.HTTPClientFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("set up the connection to %s: %w", cfg.Host, err)
