@@ -105,9 +105,10 @@ func TestReferenceExampleBehindRealAPIServer(t *testing.T) {
 	}
 }
 
-// mustWorld builds the lab, starts the control plane and the proxy.
+// mustWorld builds the binary and the lab, and starts the control plane and the proxy.
 func mustWorld(t *testing.T) *world {
 	t.Helper()
+	binary := mustBuild(t)
 	l, err := lab.Build(topology())
 	if err != nil {
 		t.Fatal(err)
@@ -125,20 +126,25 @@ func mustWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w.admin.mustApply(t, string(manifest))
-	w.startProxy(t)
+	w.startProxy(t, binary)
 	return w
 }
 
-// startProxy builds the binary and starts it with a configuration that accepts
-// nothing but protobuf from the API server.
-func (w *world) startProxy(t *testing.T) {
+func mustBuild(t *testing.T) (binary string) {
 	t.Helper()
-	binary := filepath.Join(t.TempDir(), "svcproxy")
+	binary = filepath.Join(t.TempDir(), "svcproxy")
 	build := exec.Command("go", "build", "-o", binary, "github.com/svcproxy/svcproxy/cmd/svcproxy")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, out)
 	}
+	return binary
+}
+
+// startProxy starts the proxy with a configuration that accepts nothing but
+// protobuf from the API server.
+func (w *world) startProxy(t *testing.T, binary string) {
+	t.Helper()
 	config := w.plane.path("config.yaml")
 	mustWrite(t, config, fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
