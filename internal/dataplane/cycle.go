@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -90,18 +91,22 @@ func (c *cycle) run(ctx context.Context) {
 	}
 }
 
+// waitQuietly is how long facts may take to come without a word in the log.
+const waitQuietly = 2 * time.Second
+
 // awaitFacts returns once the facts allow a first plan; false if ctx ended first.
 func (c *cycle) awaitFacts(ctx context.Context) bool {
 	var said []string
+	started := time.Now()
 	for {
 		ok, missing := c.cfg.Planner.Ready()
 		c.update(func(s *Status) { s.Waiting = missing })
 		if ok {
 			return true
 		}
-		if !slices.Equal(said, missing) {
+		if time.Since(started) >= waitQuietly && !slices.Equal(said, missing) {
 			said = slices.Clone(missing)
-			c.cfg.Log.Info("waiting for facts; the kernel's state stays as it is", "missing", missing)
+			c.cfg.Log.Warn("waiting for facts; the kernel's state stays as it is", "missing", strings.Join(missing, "; "))
 		}
 		select {
 		case <-ctx.Done():

@@ -1,12 +1,15 @@
 package dataplane
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -43,6 +46,26 @@ func TestFirstSyncWaitsForFacts(t *testing.T) {
 		}
 		if b.rec.ports != 1 {
 			t.Errorf("health ports were handed over %d times", b.rec.ports)
+		}
+	})
+}
+
+// Facts come one after the other at every start; only what does not come is worth a
+// line in the log, and only one.
+func TestWaitingIsLoggedOnceItLasts(t *testing.T) {
+	var log bytes.Buffer
+	onBench(t, func(b *bench, c *Config) {
+		b.world.missing = []string{"api Service", "api Node"}
+		c.Log = slog.New(slog.NewTextHandler(&log, nil))
+	}, func(b *bench) {
+		b.world.edit(func() { b.world.missing = []string{"api Node"} })
+		b.pass(time.Second)
+		if log.Len() > 0 {
+			t.Errorf("logged after a second:\n%s", &log)
+		}
+		b.pass(time.Minute)
+		if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), `missing="api Node"`) {
+			t.Errorf("after a minute %d lines:\n%s", n, &log)
 		}
 	})
 }

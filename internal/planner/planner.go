@@ -104,7 +104,9 @@ func (p *Planner) Release(id plan.ID) {
 // Ready reports whether the facts suffice for a plan that may replace an earlier
 // one; missing names what is awaited, and the remedy where waiting may not help.
 func (p *Planner) Ready() (ok bool, missing []string) {
-	_, missing = p.state.Complete()
+	if ok, missing = p.state.Complete(); !ok {
+		return false, missing // what is absent may only not have come yet
+	}
 	n := p.state.Node()
 	if n == nil {
 		n = p.lastNode()

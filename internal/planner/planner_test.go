@@ -250,7 +250,7 @@ func TestReady(t *testing.T) {
 		}
 		return strings.Join(m, "; ")
 	}
-	if m := missing(); !strings.Contains(m, "Service") || !strings.Contains(m, `no Node named "alder"`) {
+	if m := missing(); !strings.Contains(m, "test Service") || !strings.Contains(m, "test Node") || strings.Contains(m, "alder") {
 		t.Errorf("at first it misses %q", m)
 	}
 	sink.Synced(cluster.Services)
