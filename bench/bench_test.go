@@ -151,6 +151,11 @@ func TestSyntheticCluster(t *testing.T) {
 	if w.server.Get("Node", "", nodeName) == nil || w.server.Get("Service", namespace, "svc-000099") == nil {
 		t.Error("node or last Service is missing")
 	}
+	for i, want := range []string{"b", "a", "b"} {
+		if name, err := c.moveProbe(3); err != nil || name != want {
+			t.Errorf("move %d leads to %s, %v, want %s", i+1, name, err, want)
+		}
+	}
 	before := w.server.ResourceVersion()
 	if err := c.replace(5); err != nil || w.server.ResourceVersion() != before+5 {
 		t.Errorf("5 changes moved the version by %d, %v", w.server.ResourceVersion()-before, err)

@@ -27,6 +27,7 @@ type synthetic struct {
 	size       int
 	endpoints  int
 	generation int
+	atB        [probes]bool // the probe leads to pod b, not a
 }
 
 // fill puts the whole cluster into the API server.
@@ -45,7 +46,7 @@ func (c *synthetic) fill() error {
 			if err := c.server.Put(service(c.probeName(k), probeAddr(k))); err != nil {
 				return err
 			}
-			if err := c.pointProbe(k, podA); err != nil {
+			if err := c.server.Put(slice(c.probeName(k), []string{podA})); err != nil {
 				return err
 			}
 		}
@@ -59,9 +60,15 @@ func (c *synthetic) fill() error {
 	return nil
 }
 
-// pointProbe makes a pod the only endpoint of a probe.
-func (c *synthetic) pointProbe(k int, addr string) error {
-	return c.server.Put(slice(c.probeName(k), []string{addr}))
+// moveProbe makes the other pod the only endpoint of a probe, and returns that
+// pod's name.
+func (c *synthetic) moveProbe(k int) (string, error) {
+	c.atB[k] = !c.atB[k]
+	name, addr := "a", podA
+	if c.atB[k] {
+		name, addr = "b", podB
+	}
+	return name, c.server.Put(slice(c.probeName(k), []string{addr}))
 }
 
 // replace gives n Services, chosen at random, other endpoints.

@@ -29,6 +29,7 @@ type result struct {
 	ConnectRate float64 `json:"connections_per_s"`
 	Failures    float64 `json:"failed_connections"`
 	ChurnCPU    float64 `json:"churn_cpu_pct"`
+	ChurnChange float64 `json:"churn_change_ms"`
 	RSSAfter    float64 `json:"rss_after_mb"`
 	PeakAfter   float64 `json:"peak_after_mb"`
 }
@@ -100,21 +101,11 @@ func (p *plan) singleChanges(ctx context.Context, w *world, c *synthetic, pr *pr
 	}
 	var latency []float64
 	for i := range p.changes {
-		addr, name := podB, "b"
-		if i/probes%2 == 1 {
-			addr, name = podA, "a"
-		}
-		limit, cancel := context.WithTimeout(ctx, p.timeout)
-		t := time.Now()
-		err := c.pointProbe(i%probes, addr)
-		if err == nil {
-			err = w.await(limit, pr, probeAddr(i%probes), name)
-		}
-		cancel()
+		ms, err := p.timeChange(ctx, w, c, pr, i%probes)
 		if err != nil {
 			return fmt.Errorf("change %d: %w", i+1, err)
 		}
-		latency = append(latency, float64(time.Since(t).Microseconds())/1000)
+		latency = append(latency, ms)
 		if err := pause(ctx, pr, time.Duration(500+rand.IntN(1000))*time.Millisecond); err != nil {
 			return err
 		}
@@ -127,6 +118,19 @@ func (p *plan) singleChanges(ctx context.Context, w *world, c *synthetic, pr *pr
 	r.ChangeP50, r.ChangeMax = quantile(latency, 0.5), slices.Max(latency)
 	r.ChangeCPU = (after - before) * 1000 / float64(p.changes)
 	return nil
+}
+
+// timeChange moves a probe and returns the milliseconds until a new connection
+// reaches the other pod.
+func (p *plan) timeChange(ctx context.Context, w *world, c *synthetic, pr *program, k int) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	begin := time.Now()
+	name, err := c.moveProbe(k)
+	if err == nil {
+		err = w.await(ctx, pr, probeAddr(k), name)
+	}
+	return float64(time.Since(begin).Microseconds()) / 1000, err
 }
 
 // connections times single connects to the last probe, and counts how many a
@@ -145,15 +149,14 @@ func (p *plan) connections(ctx context.Context, w *world, _ *synthetic, pr *prog
 	return pr.alive(ctx)
 }
 
-// underChurn changes endpoints all the time and looks at the program's CPU.
-func (p *plan) underChurn(ctx context.Context, _ *world, c *synthetic, pr *program, r *result) error {
-	const drain = 2 * time.Second
+// underChurn changes endpoints all the time, then one more of a probe, and looks
+// at what all that costs and how far the program has fallen behind.
+func (p *plan) underChurn(ctx context.Context, w *world, c *synthetic, pr *program, r *result) error {
 	before, err := cpuOf(pr.cmd.Process.Pid)
 	if err != nil {
 		return err
 	}
-	begin := time.Now()
-	for end := begin.Add(p.churnFor); time.Now().Before(end); {
+	for end := time.Now().Add(p.churnFor); time.Now().Before(end); {
 		next := time.Now().Add(time.Second)
 		if err := c.replace(p.churn); err != nil {
 			return err
@@ -162,14 +165,16 @@ func (p *plan) underChurn(ctx context.Context, _ *world, c *synthetic, pr *progr
 			return err
 		}
 	}
-	if err := pause(ctx, pr, drain); err != nil {
-		return err
+	if r.ChurnChange, err = p.timeChange(ctx, w, c, pr, probes-1); err != nil {
+		return fmt.Errorf("change after the churn: %w", err)
 	}
-	after, err := cpuOf(pr.cmd.Process.Pid)
+	after, err := rest(ctx, pr, 0)
 	if err != nil {
 		return err
 	}
-	r.ChurnCPU = (after - before) / time.Since(begin).Seconds() * 100
+	if p.churnFor > 0 {
+		r.ChurnCPU = (after - before) / p.churnFor.Seconds() * 100
+	}
 	r.RSSAfter, r.PeakAfter, err = memoryOf(pr.cmd.Process.Pid)
 	return err
 }

@@ -27,6 +27,7 @@ func measures() []measure {
 		{"connections per s (more is better)", func(r result) float64 { return r.ConnectRate }},
 		{"failed connections", func(r result) float64 { return r.Failures }},
 		{"CPU under churn, %", func(r result) float64 { return r.ChurnCPU }},
+		{"one change at its end, ms", func(r result) float64 { return r.ChurnChange }},
 		{"RSS after churn, MiB", func(r result) float64 { return r.RSSAfter }},
 		{"peak RSS after churn, MiB", func(r result) float64 { return r.PeakAfter }},
 	}
