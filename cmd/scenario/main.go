@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/svcproxy/svcproxy/internal/scenario"
+	"github.com/svcproxy/svcproxy/internal/scenario/subject"
 )
 
 const usage = `Usage: scenario [flags] PATH...
@@ -143,20 +144,20 @@ func (o *options) prepare(ctx context.Context, r *scenario.Runner, dir string) (
 		if len(o.modes) == 0 {
 			return nil, errors.New("flag --mode: give the modes to run with --subject")
 		}
-		r.Subject, err = scenario.ParseSubject(o.subject)
+		r.Subject, err = subject.Parse(o.subject)
 		return nil, err
 	}
-	r.Subject = scenario.Subject{Name: "svcproxy"}
+	r.Subject = subject.Subject{Name: "svcproxy"}
 	if slices.Equal(o.modes, []string{scenario.PlanOnly}) {
 		return nil, nil
 	}
 	if o.svcproxy == "" {
-		if o.svcproxy, err = scenario.Build(ctx, dir); err != nil {
+		if o.svcproxy, err = subject.Build(ctx, dir); err != nil {
 			return nil, err
 		}
 	}
-	r.Subject = scenario.Svcproxy(o.svcproxy, r.FromAPI)
-	known, err := scenario.Modes(ctx, o.svcproxy)
+	r.Subject = subject.Svcproxy(o.svcproxy, r.FromAPI)
+	known, err := subject.Modes(ctx, o.svcproxy)
 	if err != nil {
 		return nil, err
 	}

@@ -19,21 +19,24 @@ import (
 	"github.com/ti-mo/conntrack"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/scenario/flow"
+	"github.com/svcproxy/svcproxy/internal/scenario/subject"
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
 // parseHealth reads PORT [path=/P] [from=HOST] -> CODE [endpoints=N].
-func (w *world) parseHealth(args []string) (healthCheck, error) {
+func parseHealth(w *world.World, args []string) (healthCheck, error) {
 	c := healthCheck{path: "/", endpoints: -1}
 	i := slices.Index(args, "->")
 	if i < 1 || i+1 >= len(args) {
-		return c, usagef("want PORT [path=/P] -> CODE [endpoints=N]")
+		return c, world.Usagef("want PORT [path=/P] -> CODE [endpoints=N]")
 	}
 	var err error
-	if c.to, err = w.targets("node:" + args[0]); err != nil {
+	if c.to, err = w.Targets("node:" + args[0]); err != nil {
 		return c, err
 	}
 	if c.code, err = strconv.Atoi(args[i+1]); err != nil {
-		return c, usagef("code %q: want a number", args[i+1])
+		return c, world.Usagef("code %q: want a number", args[i+1])
 	}
 	for _, a := range slices.Concat(args[1:i], args[i+2:]) {
 		k, v, _ := strings.Cut(a, "=")
@@ -41,27 +44,27 @@ func (w *world) parseHealth(args []string) (healthCheck, error) {
 		case "path":
 			c.path = v
 		case "from":
-			c.from, err = w.host(v)
+			c.from, err = w.Host(v)
 		case "endpoints":
 			c.endpoints, err = strconv.Atoi(v)
 		default:
-			err = usagef("%q: want path=, from= or endpoints=", a)
+			err = world.Usagef("%q: want path=, from= or endpoints=", a)
 		}
 		if err != nil {
-			return c, usagef("%q: %v", a, err)
+			return c, world.Usagef("%q: %v", a, err)
 		}
 	}
 	return c, nil
 }
 
 // get does an HTTP request in a host's network.
-func (k *kernel) get(from *host, url string) (int, []byte, error) {
+func (k *kernel) get(from *world.Host, url string) (int, []byte, error) {
 	h, err := k.labHost(from)
 	if err != nil {
 		return 0, nil, err
 	}
 	transport := &http.Transport{DialContext: h.DialContext, DisableKeepAlives: true}
-	c := &http.Client{Transport: transport, Timeout: silence}
+	c := &http.Client{Transport: transport, Timeout: flow.Silence}
 	resp, err := c.Get(url)
 	if err != nil {
 		return 0, nil, err
@@ -74,11 +77,11 @@ func (k *kernel) get(from *host, url string) (int, []byte, error) {
 func (k *kernel) health(c healthCheck) error {
 	from := c.from
 	if from == nil {
-		from = k.w.node()
+		from = k.w.Node()
 	}
 	for _, t := range c.to {
-		url := "http://" + t.addr.String() + c.path
-		err := eventually(settle, func() error {
+		url := "http://" + t.Addr.String() + c.path
+		err := flow.Eventually(flow.Settle, func() error {
 			code, body, err := k.get(from, url)
 			if err != nil {
 				return err
@@ -113,13 +116,13 @@ func (c *healthCheck) compare(code int, body []byte) error {
 // original destination. Without count there must be one.
 func (k *kernel) conntrack(args []string) error {
 	if len(args) < 2 || !strings.HasPrefix(args[1], "dst=") {
-		return usagef("want PROTO dst=ADDR:PORT [count=N]")
+		return world.Usagef("want PROTO dst=ADDR:PORT [count=N]")
 	}
 	proto, err := lab.ParseProto(args[0])
 	if err != nil {
-		return usagef("%v", err)
+		return world.Usagef("%v", err)
 	}
-	to, err := k.w.targets(strings.TrimPrefix(args[1], "dst="))
+	to, err := k.w.Targets(strings.TrimPrefix(args[1], "dst="))
 	if err != nil {
 		return err
 	}
@@ -127,15 +130,15 @@ func (k *kernel) conntrack(args []string) error {
 	for _, a := range args[2:] {
 		v, ok := strings.CutPrefix(a, "count=")
 		if want, err = strconv.Atoi(v); !ok || err != nil {
-			return usagef("%q: want count=N", a)
+			return world.Usagef("%q: want count=N", a)
 		}
 	}
 	for _, t := range to {
-		err := eventually(settle, func() error {
-			found, err := k.entries(proto, t.addr)
+		err := flow.Eventually(flow.Settle, func() error {
+			found, err := k.entries(proto, t.Addr)
 			switch {
 			case err != nil:
-				return final(err)
+				return flow.Final(err)
 			case want < 0 && len(found) == 0:
 				return errors.New("no entry")
 			case want >= 0 && len(found) != want:
@@ -144,14 +147,14 @@ func (k *kernel) conntrack(args []string) error {
 			return nil
 		})
 		if err != nil {
-			return fmt.Errorf("conntrack %s %s: %w", proto, t.addr, err)
+			return fmt.Errorf("conntrack %s %s: %w", proto, t.Addr, err)
 		}
 	}
 	return nil
 }
 
 func (k *kernel) entries(p lab.Proto, dst netip.AddrPort) ([]string, error) {
-	node, err := k.labHost(k.w.node())
+	node, err := k.labHost(k.w.Node())
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +183,7 @@ func (k *kernel) entries(p lab.Proto, dst netip.AddrPort) ([]string, error) {
 }
 
 // run runs a program in a host's namespaces and returns what it printed.
-func (k *kernel) run(h *host, dir string, env []string, command []string) (stdout, stderr []byte, err error) {
+func (k *kernel) run(h *world.Host, dir string, env []string, command []string) (stdout, stderr []byte, err error) {
 	n, err := k.labHost(h)
 	if err != nil {
 		return nil, nil, err
@@ -200,7 +203,7 @@ func (k *kernel) run(h *host, dir string, env []string, command []string) (stdou
 // event checks REASON [on=KIND/NS/NAME]; a cluster-scoped object is KIND/NAME.
 func (k *kernel) event(args []string) error {
 	if len(args) < 1 || len(args) > 2 {
-		return usagef("want REASON [on=KIND/NS/NAME]")
+		return world.Usagef("want REASON [on=KIND/NS/NAME]")
 	}
 	var on []string
 	if len(args) == 2 {
@@ -210,35 +213,33 @@ func (k *kernel) event(args []string) error {
 			on = []string{on[0], "", on[1]}
 		}
 		if !ok || len(on) != 3 {
-			return usagef("%q: want on=KIND/NS/NAME", args[1])
+			return world.Usagef("%q: want on=KIND/NS/NAME", args[1])
 		}
 	}
-	return eventually(settle, func() error {
-		if api, ok := k.feed.(*apiFeed); ok {
-			for _, e := range api.server.Events() {
-				if e.Reason == args[0] && (on == nil || slices.Equal(on, []string{e.Object.Kind, e.Object.Namespace, e.Object.Name})) {
-					return nil
-				}
+	return flow.Eventually(flow.Settle, func() error {
+		if api, ok := k.feed.(*subject.APIFeed); ok {
+			if api.Reported(args[0], on) {
+				return nil
 			}
-		} else if k.out.hasEvent(args[0], on) {
+		} else if k.out.HasEvent(args[0], on) {
 			return nil
 		}
-		return fmt.Errorf("no event %s; the proxy said last:\n%s", strings.Join(args, " "), k.out.tail(5))
+		return fmt.Errorf("no event %s; the proxy said last:\n%s", strings.Join(args, " "), k.out.Tail(5))
 	})
 }
 
 // log waits until the proxy has printed a line that matches.
 func (k *kernel) log(args []string) error {
 	if len(args) != 1 {
-		return usagef("want one REGEX")
+		return world.Usagef("want one REGEX")
 	}
 	re, err := regexp.Compile("(?m)" + args[0])
 	if err != nil {
-		return usagef("%v", err)
+		return world.Usagef("%v", err)
 	}
-	return eventually(settle, func() error {
+	return flow.Eventually(flow.Settle, func() error {
 		if !re.MatchString(k.out.String()) {
-			return fmt.Errorf("nothing in the proxy's log matches %q; it said last:\n%s", args[0], k.out.tail(5))
+			return fmt.Errorf("nothing in the proxy's log matches %q; it said last:\n%s", args[0], k.out.Tail(5))
 		}
 		return nil
 	})
@@ -248,15 +249,15 @@ func (k *kernel) log(args []string) error {
 // name with these labels. A series that does not exist counts as 0.
 func (k *kernel) metric(args []string) error {
 	if len(args) != 3 {
-		return usagef("want NAME{...} OP VALUE")
+		return world.Usagef("want NAME{...} OP VALUE")
 	}
 	want, err := strconv.ParseFloat(args[2], 64)
 	if err != nil {
-		return usagef("value %q: want a number", args[2])
+		return world.Usagef("value %q: want a number", args[2])
 	}
 	name, labels, err := parseSeries(args[0])
 	if err != nil {
-		return usagef("%q: %v", args[0], err)
+		return world.Usagef("%q: %v", args[0], err)
 	}
 	holds, ok := map[string]func(a, b float64) bool{
 		"=": equal, "==": equal,
@@ -267,10 +268,10 @@ func (k *kernel) metric(args []string) error {
 		">=": func(a, b float64) bool { return a >= b },
 	}[args[1]]
 	if !ok {
-		return usagef("operator %q: want = != < <= > or >=", args[1])
+		return world.Usagef("operator %q: want = != < <= > or >=", args[1])
 	}
-	return eventually(settle, func() error {
-		code, body, err := k.get(k.w.node(), metricsURL)
+	return flow.Eventually(flow.Settle, func() error {
+		code, body, err := k.get(k.w.Node(), metricsURL)
 		if err != nil {
 			return err
 		}
@@ -341,4 +342,17 @@ func subset(want, have map[string]string) bool {
 		}
 	}
 	return true
+}
+
+// api carries out silence, resume, disconnect, stop or start: what the API server does
+// to its clients. Only with the objects served over the API.
+func (k *kernel) api(args []string) error {
+	f, ok := k.feed.(*subject.APIFeed)
+	if !ok {
+		return world.Usagef("the objects come from files; guard the line with [feed:api]")
+	}
+	if len(args) != 1 {
+		return world.Usagef("want silence, resume, disconnect, stop or start")
+	}
+	return f.Do(args[0], k.net.Host("node"))
 }

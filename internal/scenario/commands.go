@@ -11,13 +11,15 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/scenario/flow"
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
 // script carries out the commands of one run.
 type script struct {
 	ts      *testscript.TestScript // of the command being run
-	w       *world
-	objects objects
+	w       *world.World
+	objects world.Identities
 	stage   stage
 	kernel  *kernel // the stage, unless it is the plan
 	trace   func(format string, args ...any)
@@ -31,9 +33,9 @@ func (s *script) commands() map[string]func(args []string, neg bool) error {
 		return func(args []string, _ bool) error { return fn(args) }
 	}
 	cmds := map[string]func([]string, bool) error{
-		"pod":      plain(func(a []string) error { return s.declare(pod, a) }),
-		"remote":   plain(func(a []string) error { return s.declare(remote, a) }),
-		"client":   plain(func(a []string) error { return s.declare(client, a) }),
+		"pod":      plain(func(a []string) error { return s.declare(world.Pod, a) }),
+		"remote":   plain(func(a []string) error { return s.declare(world.Remote, a) }),
+		"client":   plain(func(a []string) error { return s.declare(world.Client, a) }),
 		"listen":   plain(func(a []string) error { return s.listen(a, true) }),
 		"unlisten": plain(func(a []string) error { return s.listen(a, false) }),
 		"node":     plain(s.node),
@@ -80,7 +82,7 @@ func (s *script) testscriptCommands() map[string]func(*testscript.TestScript, bo
 			err := run(args, neg)
 			s.trace("%7.3fs +%.3fs %s", start.Sub(s.begun).Seconds(), time.Since(start).Seconds(), shown)
 			switch {
-			case isUsage(err):
+			case world.IsUsage(err):
 				err = fmt.Errorf("%s: %w", strings.TrimSpace(shown), err)
 			case neg && err == nil:
 				err = fmt.Errorf("%s: succeeded, but must fail", strings.TrimSpace(shown))
@@ -99,8 +101,8 @@ func (s *script) testscriptCommands() map[string]func(*testscript.TestScript, bo
 	return out
 }
 
-func (s *script) declare(r role, args []string) error {
-	h, err := s.w.declare(r, args)
+func (s *script) declare(r world.Role, args []string) error {
+	h, err := s.w.Declare(r, args)
 	if err != nil {
 		return err
 	}
@@ -109,75 +111,75 @@ func (s *script) declare(r role, args []string) error {
 
 func (s *script) listen(args []string, on bool) error {
 	if len(args) != 2 {
-		return usagef("want NAME PROTO:PORT")
+		return world.Usagef("want NAME PROTO:PORT")
 	}
-	h, err := s.w.host(args[0])
+	h, err := s.w.Host(args[0])
 	if err != nil {
 		return err
 	}
-	svc, err := parseService(args[1])
+	svc, err := world.ParseServer(args[1])
 	if err != nil {
 		return err
 	}
-	h.serves[svc] = on
+	h.Serves[svc] = on
 	if !on {
-		delete(h.serves, svc)
+		delete(h.Serves, svc)
 	}
 	return s.stage.listen(h, svc, on)
 }
 
 func (s *script) node(args []string) error {
-	set, err := parseSettings(args)
+	set, err := world.ParseNodeSettings(args)
 	if err != nil {
 		return err
 	}
-	if set.name != nil {
-		if err := s.removeObject(key{"Node", "", s.w.nodeName}); err != nil {
+	if set.Name != nil {
+		if err := s.removeObject(world.Key{Kind: "Node", Name: s.w.NodeName}); err != nil {
 			return err
 		}
-		s.w.nodeName = *set.name
+		s.w.NodeName = *set.Name
 	}
-	if set.zone != nil {
-		s.w.zone = *set.zone
+	if set.Zone != nil {
+		s.w.Zone = *set.Zone
 	}
-	if set.podCIDRs != nil {
-		s.w.podCIDRs = set.podCIDRs
+	if set.PodCIDRs != nil {
+		s.w.PodCIDRs = set.PodCIDRs
 	}
-	if set.addrs != nil {
-		old := s.w.node().addrs
-		s.w.node().addrs = set.addrs
+	if set.Addrs != nil {
+		old := s.w.Node().Addrs
+		s.w.Node().Addrs = set.Addrs
 		if err := s.stage.nodeAddrs(old); err != nil {
 			return err
 		}
 	}
-	return s.putObject(s.w.nodeObject())
+	return s.putObject(s.w.NodeObject())
 }
 
 func (s *script) addr(args []string) error {
 	if len(args) != 2 || args[0] != "add" && args[0] != "del" {
-		return usagef("want add A or del A")
+		return world.Usagef("want add A or del A")
 	}
-	addrs, err := parseAddrs(args[1])
+	addrs, err := world.ParseAddrs(args[1])
 	if err != nil {
 		return err
 	}
-	if s.w.families == Dual {
-		if addrs, err = pair(addrs); err != nil {
+	if s.w.Families == world.Dual {
+		if addrs, err = world.Pair(addrs); err != nil {
 			return err
 		}
 	}
-	n := s.w.node()
+	n := s.w.Node()
 	for _, a := range addrs {
-		has := slices.Contains(n.addrs, a)
+		has := slices.Contains(n.Addrs, a)
 		switch {
 		case args[0] == "add" && has:
-			return usagef("the node has the address %s already", a)
+			return world.Usagef("the node has the address %s already", a)
 		case args[0] == "add":
-			n.addrs = append(n.addrs, a)
+			n.Addrs = append(n.Addrs, a)
 		case !has:
-			return usagef("the node has no address %s", a)
+			return world.Usagef("the node has no address %s", a)
 		default:
-			n.addrs = slices.DeleteFunc(slices.Clone(n.addrs), func(o netip.Addr) bool { return o == a })
+			n.Addrs = slices.DeleteFunc(slices.Clone(n.Addrs), func(o netip.Addr) bool { return o == a })
 		}
 		if err := s.stage.addr(a, args[0] == "add"); err != nil {
 			return err
@@ -188,7 +190,7 @@ func (s *script) addr(args []string) error {
 
 func (s *script) config(args []string) error {
 	if len(args) != 1 {
-		return usagef("want one FILE")
+		return world.Usagef("want one FILE")
 	}
 	return s.stage.config([]byte(s.ts.ReadFile(args[0])))
 }
@@ -196,7 +198,7 @@ func (s *script) config(args []string) error {
 func (s *script) stop(args []string) error {
 	kill, rest := killFlag(args)
 	if len(rest) > 0 {
-		return usagef("want [-kill]")
+		return world.Usagef("want [-kill]")
 	}
 	return s.kernel.stopProxy(kill)
 }
@@ -208,7 +210,7 @@ func (s *script) restart(args []string) error {
 		mode, rest = strings.TrimPrefix(rest[0], "mode="), nil
 	}
 	if len(rest) > 0 {
-		return usagef("want [-kill] [mode=M]")
+		return world.Usagef("want [-kill] [mode=M]")
 	}
 	return s.stage.restart(kill, mode)
 }
@@ -220,12 +222,12 @@ func killFlag(args []string) (bool, []string) {
 
 func (s *script) apply(args []string) error {
 	if len(args) == 0 {
-		return usagef("want FILE...")
+		return world.Usagef("want FILE...")
 	}
 	for _, file := range args {
-		objs, err := decode([]byte(s.ts.ReadFile(file)), s.w.families)
+		objs, err := world.Decode([]byte(s.ts.ReadFile(file)), s.w.Families)
 		if err != nil {
-			return usagef("%s: %v", file, err)
+			return world.Usagef("%s: %v", file, err)
 		}
 		for _, o := range objs {
 			if err := s.putObject(o); err != nil {
@@ -238,54 +240,54 @@ func (s *script) apply(args []string) error {
 
 func (s *script) remove(args []string) error {
 	if len(args) != 2 {
-		return usagef("want KIND NS/NAME")
+		return world.Usagef("want KIND NS/NAME")
 	}
-	_, gvk, err := newObject(args[0])
+	_, gvk, err := world.NewObject(args[0])
 	if err != nil {
-		return usagef("%v", err)
+		return world.Usagef("%v", err)
 	}
-	k := key{kind: gvk.Kind, name: args[1]}
+	k := world.Key{Kind: gvk.Kind, Name: args[1]}
 	if ns, name, ok := strings.Cut(args[1], "/"); ok {
-		k.namespace, k.name = ns, name
-	} else if !clusterScoped(k.kind) {
-		k.namespace = "default"
+		k.Namespace, k.Name = ns, name
+	} else if !world.ClusterScoped(k.Kind) {
+		k.Namespace = "default"
 	}
-	if !s.objects.has(k) {
-		return usagef("there is no %s", k)
+	if !s.objects.Has(k) {
+		return world.Usagef("there is no %s", k)
 	}
 	if err := s.removeObject(k); err != nil {
 		return err
 	}
-	if twin := (key{k.kind, k.namespace, k.name + twinSuffix}); s.w.families == Dual && s.objects.has(twin) {
+	if twin := (world.Key{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name + world.TwinSuffix}); s.w.Families == world.Dual && s.objects.Has(twin) {
 		return s.removeObject(twin)
 	}
 	return nil
 }
 
-func (s *script) putObject(o object) error {
-	s.objects.stamp(o)
+func (s *script) putObject(o world.Object) error {
+	s.objects.Stamp(o)
 	return s.stage.put(o)
 }
 
-func (s *script) removeObject(k key) error {
-	s.objects.forget(k)
+func (s *script) removeObject(k world.Key) error {
+	s.objects.Forget(k)
 	return s.stage.remove(k)
 }
 
 func (s *script) sync(args []string) error {
-	within := 2 * settle
+	within := 2 * flow.Settle
 	for _, a := range args {
 		v, ok := strings.CutPrefix(a, "within=")
 		var err error
 		if within, err = time.ParseDuration(v); !ok || err != nil {
-			return usagef("%q: want within=D", a)
+			return world.Usagef("%q: want within=D", a)
 		}
 	}
 	return s.stage.sync(within)
 }
 
 func (s *script) flow(args []string) error {
-	f, err := s.w.parseFlow(args)
+	f, err := flow.Parse(s.w, args)
 	if err != nil {
 		return err
 	}
@@ -293,7 +295,7 @@ func (s *script) flow(args []string) error {
 }
 
 func (s *script) health(args []string) error {
-	c, err := s.w.parseHealth(args)
+	c, err := parseHealth(s.w, args)
 	if err != nil {
 		return err
 	}
@@ -302,14 +304,14 @@ func (s *script) health(args []string) error {
 
 func (s *script) link(args []string, up bool) error {
 	if len(args) != 1 {
-		return usagef("want NAME")
+		return world.Usagef("want NAME")
 	}
-	h, err := s.w.host(args[0])
+	h, err := s.w.Host(args[0])
 	if err != nil {
 		return err
 	}
-	if h.role == router {
-		return usagef("host %s has no link of its own", h.name)
+	if h.Role == world.Router {
+		return world.Usagef("host %s has no link of its own", h.Name)
 	}
 	n, err := s.kernel.labHost(h)
 	if err != nil {
@@ -322,16 +324,16 @@ func (s *script) link(args []string, up bool) error {
 }
 
 // dialing reads FROM PROTO ADDR:PORT.
-func (s *script) dialing(args []string) (*lab.Host, lab.Dialing, []target, error) {
-	h, err := s.w.host(args[0])
+func (s *script) dialing(args []string) (*lab.Host, lab.Dialing, []world.Target, error) {
+	h, err := s.w.Host(args[0])
 	if err != nil {
 		return nil, lab.Dialing{}, nil, err
 	}
 	proto, err := lab.ParseProto(args[1])
 	if err != nil {
-		return nil, lab.Dialing{}, nil, usagef("%v", err)
+		return nil, lab.Dialing{}, nil, world.Usagef("%v", err)
 	}
-	to, err := s.w.targets(args[2])
+	to, err := s.w.Targets(args[2])
 	if err != nil {
 		return nil, lab.Dialing{}, nil, err
 	}
@@ -341,35 +343,35 @@ func (s *script) dialing(args []string) (*lab.Host, lab.Dialing, []target, error
 
 func (s *script) hold(args []string) error {
 	if len(args) < 4 {
-		return usagef("want NAME FROM PROTO ADDR:PORT [sport=P] [every=D]")
+		return world.Usagef("want NAME FROM PROTO ADDR:PORT [sport=P] [every=D]")
 	}
 	h, d, to, err := s.dialing(args[1:4])
 	if err != nil {
 		return err
 	}
-	every := defaultPace
+	every := flow.DefaultPace
 	for _, a := range args[4:] {
 		k, v, _ := strings.Cut(a, "=")
 		switch k {
 		case "sport":
-			d.SourcePort, err = parsePort(v)
+			d.SourcePort, err = flow.ParsePort(v)
 		case "every":
 			every, err = time.ParseDuration(v)
 		default:
 			err = fmt.Errorf("want sport= or every=")
 		}
 		if err != nil || every <= 0 {
-			return usagef("%q: %v", a, err)
+			return world.Usagef("%q: %v", a, err)
 		}
 	}
 	name := args[0]
 	for _, old := range s.kernel.held[name] {
-		old.close()
+		old.Close()
 	}
 	delete(s.kernel.held, name)
 	for _, t := range to {
-		d.To = t.addr
-		k, err := hold(name, h, d, t, every)
+		d.To = t.Addr
+		k, err := flow.Hold(name, h, d, t, every)
 		if err != nil {
 			return err
 		}
@@ -380,14 +382,14 @@ func (s *script) hold(args []string) error {
 
 func (s *script) held(args []string) error {
 	if len(args) != 3 || args[1] != "->" {
-		return usagef("want NAME -> A, reset or silent")
+		return world.Usagef("want NAME -> A, reset or silent")
 	}
 	all := s.kernel.held[args[0]]
 	if len(all) == 0 {
-		return usagef("there is no flow %q: open it with hold", args[0])
+		return world.Usagef("there is no flow %q: open it with hold", args[0])
 	}
 	for _, k := range all {
-		if err := k.expect(args[2]); err != nil {
+		if err := k.Expect(args[2]); err != nil {
 			return err
 		}
 	}
@@ -397,38 +399,38 @@ func (s *script) held(args []string) error {
 func (s *script) load(args []string) error {
 	if len(args) == 2 {
 		v, ok := strings.CutPrefix(args[1], "errors=")
-		n, err := parsePort(v)
+		n, err := flow.ParsePort(v)
 		all := s.kernel.loads[args[0]]
 		if !ok || err != nil {
-			return usagef("%q: want errors=N", args[1])
+			return world.Usagef("%q: want errors=N", args[1])
 		}
 		if len(all) == 0 {
-			return usagef("there is no load %q", args[0])
+			return world.Usagef("there is no load %q", args[0])
 		}
 		for _, l := range all {
-			if err := l.expect(int(n)); err != nil {
+			if err := l.Expect(int(n)); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	if len(args) != 5 {
-		return usagef("want NAME FROM PROTO ADDR:PORT rate=R, or NAME errors=N")
+		return world.Usagef("want NAME FROM PROTO ADDR:PORT rate=R, or NAME errors=N")
 	}
 	h, d, to, err := s.dialing(args[1:4])
 	if err != nil {
 		return err
 	}
-	rate, err := parseRate(args[4])
+	rate, err := flow.ParseRate(args[4])
 	if err != nil {
 		return err
 	}
 	if len(s.kernel.loads[args[0]]) > 0 {
-		return usagef("there is a load %q already", args[0])
+		return world.Usagef("there is a load %q already", args[0])
 	}
 	for _, t := range to {
-		d.To = t.addr
-		s.kernel.loads[args[0]] = append(s.kernel.loads[args[0]], startLoad(args[0], h, d, rate))
+		d.To = t.Addr
+		s.kernel.loads[args[0]] = append(s.kernel.loads[args[0]], flow.StartLoad(args[0], h, d, rate))
 	}
 	return nil
 }
@@ -436,9 +438,9 @@ func (s *script) load(args []string) error {
 // in runs a program; what it prints is for stdout, stderr and cmp.
 func (s *script) in(args []string) error {
 	if len(args) < 2 {
-		return usagef("want HOST COMMAND...")
+		return world.Usagef("want HOST COMMAND...")
 	}
-	h, err := s.w.host(args[0])
+	h, err := s.w.Host(args[0])
 	if err != nil {
 		return err
 	}

@@ -19,12 +19,15 @@ import (
 	"github.com/svcproxy/svcproxy/internal/lab"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/planner"
+	"github.com/svcproxy/svcproxy/internal/scenario/flow"
+	"github.com/svcproxy/svcproxy/internal/scenario/subject"
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
 // evaluation is the stage without a kernel: objects go through the planner, flows
 // through the interpreter of plans.
 type evaluation struct {
-	w       *world
+	w       *world.World
 	state   *cluster.State
 	sink    cluster.Sink
 	planner *planner.Planner // nil before start
@@ -33,7 +36,7 @@ type evaluation struct {
 	last    []byte // the last `config`
 }
 
-func newEvaluation(w *world) *evaluation {
+func newEvaluation(w *world.World) *evaluation {
 	s := cluster.NewState(time.Now)
 	e := &evaluation{w: w, state: s}
 	e.sink = s.Sink("scenario", cluster.Services, cluster.Slices, cluster.Nodes, cluster.ServiceCIDRs)
@@ -43,14 +46,14 @@ func newEvaluation(w *world) *evaluation {
 	return e
 }
 
-func (e *evaluation) declared(*host) error                 { return nil }
-func (e *evaluation) listen(*host, service, bool) error    { return nil }
-func (e *evaluation) close() error                         { return nil }
-func (e *evaluation) nodeAddrs([]netip.Addr) error         { return nil }
-func (e *evaluation) addr(netip.Addr, bool) error          { return nil }
-func (e *evaluation) restart(kill bool, mode string) error { return nil }
+func (e *evaluation) declared(*world.Host) error                   { return nil }
+func (e *evaluation) listen(*world.Host, world.Server, bool) error { return nil }
+func (e *evaluation) close() error                                 { return nil }
+func (e *evaluation) nodeAddrs([]netip.Addr) error                 { return nil }
+func (e *evaluation) addr(netip.Addr, bool) error                  { return nil }
+func (e *evaluation) restart(kill bool, mode string) error         { return nil }
 
-func (e *evaluation) put(o object) error {
+func (e *evaluation) put(o world.Object) error {
 	switch o := o.(type) {
 	case *corev1.Service:
 		e.sink.SetService(cluster.ReduceService(o))
@@ -61,7 +64,7 @@ func (e *evaluation) put(o object) error {
 			e.sink.SetSlice(s)
 		}
 	case *corev1.Node:
-		if o.Name == e.w.nodeName {
+		if o.Name == e.w.NodeName {
 			e.sink.SetNode(cluster.ReduceNode(o))
 		}
 	case *networkingv1.ServiceCIDR:
@@ -70,15 +73,15 @@ func (e *evaluation) put(o object) error {
 	return nil
 }
 
-func (e *evaluation) remove(k key) error {
-	n := cluster.Name{Namespace: k.namespace, Name: k.name}
-	switch k.kind {
+func (e *evaluation) remove(k world.Key) error {
+	n := cluster.Name{Namespace: k.Namespace, Name: k.Name}
+	switch k.Kind {
 	case "Service":
 		e.sink.DeleteService(n)
 	case "EndpointSlice":
 		e.sink.DeleteSlice(n)
 	case "Node":
-		if k.name == e.w.nodeName {
+		if k.Name == e.w.NodeName {
 			e.sink.SetNode(nil)
 		}
 	case "Endpoints":
@@ -110,7 +113,7 @@ func (e *evaluation) start(args []string, _ bool) error {
 }
 
 func (e *evaluation) options() (planner.Options, error) {
-	data, err := e.w.configuration(config.IPTables, "", e.last)
+	data, err := subject.Configuration(e.w, config.IPTables, "", e.last)
 	if err != nil {
 		return planner.Options{}, err
 	}
@@ -156,7 +159,7 @@ func (e *evaluation) sync(time.Duration) error {
 	if e.planner == nil {
 		return errors.New("the proxy does not run")
 	}
-	e.state.SetHost(e.w.node().addrs)
+	e.state.SetHost(e.w.Node().Addrs)
 	if ok, missing := e.planner.Ready(); !ok {
 		return fmt.Errorf("not ready: %s", strings.Join(missing, "; "))
 	}
@@ -169,10 +172,10 @@ func (e *evaluation) health(c healthCheck) error {
 		return errors.New("nothing is planned yet")
 	}
 	for _, t := range c.to {
-		family := plan.FamilyOf(t.addr.Addr())
+		family := plan.FamilyOf(t.Addr.Addr())
 		found := false
 		for id, h := range e.plan.Health {
-			if id.Family != family || h.Port != t.addr.Port() {
+			if id.Family != family || h.Port != t.Addr.Port() {
 				continue
 			}
 			found = true
@@ -184,8 +187,8 @@ func (e *evaluation) health(c healthCheck) error {
 				return fmt.Errorf("port %d of %s: code %d with %d endpoints, want %d with %d", h.Port, id.Service, code, h.Local, c.code, c.endpoints)
 			}
 		}
-		if !found && t.addr.Port() != healthzPort {
-			return fmt.Errorf("no health-check port %d in the plan", t.addr.Port())
+		if !found && t.Addr.Port() != healthzPort {
+			return fmt.Errorf("no health-check port %d in the plan", t.Addr.Port())
 		}
 	}
 	return nil
@@ -194,10 +197,10 @@ func (e *evaluation) health(c healthCheck) error {
 // healthzPort is the proxy's own; the plan knows nothing of it.
 const healthzPort = 10256
 
-func (e *evaluation) flow(f *flow) error {
-	for _, t := range f.to {
+func (e *evaluation) flow(f *flow.Spec) error {
+	for _, t := range f.To {
 		if err := e.evaluate(f, t); err != nil {
-			return fmt.Errorf("%s from %s to %s: %w", f.proto, f.from.name, t.addr, err)
+			return fmt.Errorf("%s from %s to %s: %w", f.Proto, f.From.Name, t.Addr, err)
 		}
 	}
 	return nil
@@ -211,7 +214,7 @@ type reached struct {
 	share  float64
 }
 
-func (e *evaluation) evaluate(f *flow, t target) error {
+func (e *evaluation) evaluate(f *flow.Spec, t world.Target) error {
 	pkt, err := e.packet(f, t)
 	if err != nil {
 		return err
@@ -219,8 +222,8 @@ func (e *evaluation) evaluate(f *flow, t target) error {
 	ways, affinity := e.ways(f, pkt)
 	var names []string
 	for _, r := range ways {
-		if r.end != f.want.end {
-			return fmt.Errorf("planned: %s, want %s", describe(ways), f.want.String())
+		if r.end != f.Want.End {
+			return fmt.Errorf("planned: %s, want %s", describe(ways), f.Want.String())
 		}
 		if r.end == lab.Answered {
 			if err := e.seen(f, pkt, r); err != nil {
@@ -229,55 +232,55 @@ func (e *evaluation) evaluate(f *flow, t target) error {
 		}
 		names = append(names, r.server)
 	}
-	if f.want.end != lab.Answered {
+	if f.Want.End != lab.Answered {
 		return nil
 	}
-	for _, name := range f.want.servers {
+	for _, name := range f.Want.Servers {
 		if !slices.Contains(names, name) {
-			return fmt.Errorf("planned: %s, want %s", describe(ways), f.want.String())
+			return fmt.Errorf("planned: %s, want %s", describe(ways), f.Want.String())
 		}
 	}
 	// A client that sticks to a server, or a flow that goes on, shows only some of
 	// those that could answer.
 	for _, name := range names {
-		if !slices.Contains(f.want.servers, name) && !affinity && f.sport == 0 {
-			return fmt.Errorf("planned: %s, want %s", describe(ways), f.want.String())
+		if !slices.Contains(f.Want.Servers, name) && !affinity && f.Sport == 0 {
+			return fmt.Errorf("planned: %s, want %s", describe(ways), f.Want.String())
 		}
 	}
-	if f.sticky && !affinity && len(ways) > 1 {
+	if f.Sticky && !affinity && len(ways) > 1 {
 		return fmt.Errorf("planned: %s without affinity, want one server for all", describe(ways))
 	}
-	return f.want.planned(ways)
+	return planned(&f.Want, ways)
 }
 
 // packet is the flow's first, as it enters the node.
-func (e *evaluation) packet(f *flow, t target) (plan.Packet, error) {
-	h := f.from
-	if h.on != nil {
-		h = h.on
+func (e *evaluation) packet(f *flow.Spec, t world.Target) (plan.Packet, error) {
+	h := f.From
+	if h.On != nil {
+		h = h.On
 	}
-	pkt := plan.Packet{Proto: plan.Protocol(f.proto), Dst: t.addr, In: uplink}
+	pkt := plan.Packet{Proto: plan.Protocol(f.Proto), Dst: t.Addr, In: uplink}
 	var err error
-	if pkt.Src, err = h.addr(t.addr.Addr().Is6()); err != nil {
+	if pkt.Src, err = h.Addr(t.Addr.Addr().Is6()); err != nil {
 		return pkt, err
 	}
-	switch h.role {
-	case thisNode:
+	switch h.Role {
+	case world.ThisNode:
 		pkt.In = ""
-		if t.addr.Addr().IsLoopback() || slices.Contains(h.addrs, t.addr.Addr()) {
-			pkt.Src = t.addr.Addr()
+		if t.Addr.Addr().IsLoopback() || slices.Contains(h.Addrs, t.Addr.Addr()) {
+			pkt.Src = t.Addr.Addr()
 		}
-	case pod:
+	case world.Pod:
 		pkt.In = podInterface(h)
 	}
 	return pkt, nil
 }
 
 // ways returns how a packet may end, and whether its client sticks to one of them.
-func (e *evaluation) ways(f *flow, pkt plan.Packet) ([]reached, bool) {
+func (e *evaluation) ways(f *flow.Spec, pkt plan.Packet) ([]reached, bool) {
 	at := e.owner(pkt.Dst.Addr())
-	local := f.from.role == thisNode || f.from.role == pod || f.from.on == e.w.node()
-	crosses := local || at == nil || at.role == thisNode || at.role == pod
+	local := f.From.Role == world.ThisNode || f.From.Role == world.Pod || f.From.On == e.w.Node()
+	crosses := local || at == nil || at.Role == world.ThisNode || at.Role == world.Pod
 	if e.plan == nil || !crosses {
 		return []reached{e.deliver(pkt.Proto, pkt.Dst)}, false
 	}
@@ -300,9 +303,9 @@ func (e *evaluation) ways(f *flow, pkt plan.Packet) ([]reached, bool) {
 }
 
 // owner returns the host that has the address, nil if there is none.
-func (e *evaluation) owner(a netip.Addr) *host {
-	for _, h := range e.w.hosts {
-		if h.on == nil && slices.Contains(h.addrs, a) {
+func (e *evaluation) owner(a netip.Addr) *world.Host {
+	for _, h := range e.w.Hosts {
+		if h.On == nil && slices.Contains(h.Addrs, a) {
 			return h
 		}
 	}
@@ -312,12 +315,12 @@ func (e *evaluation) owner(a netip.Addr) *host {
 // deliver says who answers at an address.
 func (e *evaluation) deliver(p plan.Protocol, to netip.AddrPort) reached {
 	end := lab.Unreachable
-	for _, h := range e.w.hosts {
-		if !slices.Contains(h.addrs, to.Addr()) {
+	for _, h := range e.w.Hosts {
+		if !slices.Contains(h.Addrs, to.Addr()) {
 			continue
 		}
-		if h.serves[service{lab.Proto(p), to.Port()}] {
-			return reached{end: lab.Answered, server: h.name, share: 1}
+		if h.Serves[world.Server{Proto: lab.Proto(p), Port: to.Port()}] {
+			return reached{end: lab.Answered, server: h.Name, share: 1}
 		}
 		end = lab.Refused
 	}
@@ -325,39 +328,39 @@ func (e *evaluation) deliver(p plan.Protocol, to netip.AddrPort) reached {
 }
 
 // seen checks the source address that a server would see.
-func (e *evaluation) seen(f *flow, pkt plan.Packet, r reached) error {
-	node := e.w.node().addrs
+func (e *evaluation) seen(f *flow.Spec, pkt plan.Packet, r reached) error {
+	node := e.w.Node().Addrs
 	ok := true
-	switch f.want.src {
+	switch f.Want.Src {
 	case "":
 	case "client":
 		ok = !r.snat || pkt.In == ""
 	case "node":
 		ok = r.snat || slices.Contains(node, pkt.Src)
 	default:
-		a, _ := netip.ParseAddr(f.want.src)
+		a, _ := netip.ParseAddr(f.Want.Src)
 		if a.Is4() && pkt.Src.Is6() {
-			a, _ = counterpart(a)
+			a, _ = world.Counterpart(a)
 		}
 		ok = pkt.Src == a && !r.snat || slices.Contains(node, a) && r.snat
 	}
 	if !ok {
-		return fmt.Errorf("planned: %s with masquerading %t, want src=%s", r.server, r.snat, f.want.src)
+		return fmt.Errorf("planned: %s with masquerading %t, want src=%s", r.server, r.snat, f.Want.Src)
 	}
 	return nil
 }
 
 // planned compares the shares.
-func (o *outcome) planned(ways []reached) error {
-	for name, want := range o.share {
+func planned(o *flow.Outcome, ways []reached) error {
+	for name, want := range o.Share {
 		have := 0.0
 		for _, r := range ways {
 			if r.server == name {
 				have += r.share
 			}
 		}
-		if math.Abs(have-want) > o.within {
-			return fmt.Errorf("planned: %s answers %.3f of all flows, want %.3f within %.3f", name, have, want, o.within)
+		if math.Abs(have-want) > o.Within {
+			return fmt.Errorf("planned: %s answers %.3f of all flows, want %.3f within %.3f", name, have, want, o.Within)
 		}
 	}
 	return nil

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/scenario/flow"
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
 // virtualServer is what `ipvsadm --save --numeric` says of one.
@@ -87,30 +89,30 @@ func (v *virtualServer) options(words []string) error {
 // [weight:IP=W] | absent.
 func (k *kernel) ipvs(args []string) error {
 	if len(args) < 2 {
-		return usagef("want PROTO ADDR:PORT [scheduler=S] [servers=N] [persistent=T] [weight:IP=W] | absent")
+		return world.Usagef("want PROTO ADDR:PORT [scheduler=S] [servers=N] [persistent=T] [weight:IP=W] | absent")
 	}
 	proto, err := lab.ParseProto(args[0])
 	if err != nil {
-		return usagef("%v", err)
+		return world.Usagef("%v", err)
 	}
-	to, err := k.w.targets(args[1])
+	to, err := k.w.Targets(args[1])
 	if err != nil {
 		return err
 	}
 	for _, t := range to {
-		err := eventually(settle, func() error {
-			stdout, stderr, err := k.run(k.w.node(), "", nil, []string{"ipvsadm", "--save", "--numeric"})
+		err := flow.Eventually(flow.Settle, func() error {
+			stdout, stderr, err := k.run(k.w.Node(), "", nil, []string{"ipvsadm", "--save", "--numeric"})
 			if err != nil {
-				return final(fmt.Errorf("read virtual servers: %w: %s", err, stderr))
+				return flow.Final(fmt.Errorf("read virtual servers: %w: %s", err, stderr))
 			}
 			all, err := parseIPVS(string(stdout))
 			if err != nil {
-				return final(err)
+				return flow.Final(err)
 			}
-			return all[virtualID{proto, t.addr}].compare(args[2:], k.w.families == Dual && t.v6)
+			return all[virtualID{proto, t.Addr}].compare(args[2:], k.w.Families == world.Dual && t.V6)
 		})
 		if err != nil {
-			return fmt.Errorf("virtual server %s %s: %w", proto, t.addr, err)
+			return fmt.Errorf("virtual server %s %s: %w", proto, t.Addr, err)
 		}
 	}
 	return nil
@@ -144,7 +146,7 @@ func (v *virtualServer) compare(props []string, mapped bool) error {
 				return err
 			}
 		default:
-			return usagef("%q: want scheduler=, servers=, persistent=, weight:IP= or absent", p)
+			return world.Usagef("%q: want scheduler=, servers=, persistent=, weight:IP= or absent", p)
 		}
 		if have != want {
 			return fmt.Errorf("%s is %s, want %s", k, have, want)
@@ -156,10 +158,10 @@ func (v *virtualServer) compare(props []string, mapped bool) error {
 func (v *virtualServer) weightOf(ip string, mapped bool) (string, error) {
 	a, err := netip.ParseAddr(strings.Trim(ip, "[]"))
 	if err != nil {
-		return "", usagef("weight of %q: %v", ip, err)
+		return "", world.Usagef("weight of %q: %v", ip, err)
 	}
 	if mapped && a.Is4() {
-		if a, err = counterpart(a); err != nil {
+		if a, err = world.Counterpart(a); err != nil {
 			return "", err
 		}
 	}

@@ -10,44 +10,47 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/scenario/flow"
+	"github.com/svcproxy/svcproxy/internal/scenario/subject"
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
 // kernel is the stage with namespaces, packets and the proxy as a real process.
 type kernel struct {
-	w       *world
-	subject Subject
+	w       *world.World
+	subject subject.Subject
 	mode    string
-	feed    feed
+	feed    subject.Feed
 	dir     string // for the files of the run
 
 	net      *lab.Lab // nil until something needs it
-	servers  map[*host]map[service]*lab.Server
-	settings *settingsFile
+	servers  map[*world.Host]map[world.Server]*lab.Server
+	settings *subject.SettingsFile
 	fragment []byte // the last `config`
 	args     []string
-	proxy    *process
-	out      output
+	proxy    *subject.Process
+	out      subject.Output
 	marker   marker
-	held     map[string][]*held // by name; one for each family
-	loads    map[string][]*load
+	held     map[string][]*flow.Held // by name; one for each family
+	loads    map[string][]*flow.Load
 }
 
-func newKernel(w *world, subject Subject, mode string, fromAPI bool, dir string) (*kernel, error) {
+func newKernel(w *world.World, program subject.Subject, mode string, fromAPI bool, dir string) (*kernel, error) {
 	k := &kernel{
-		w: w, subject: subject, mode: mode, dir: dir,
-		servers: map[*host]map[service]*lab.Server{},
-		held:    map[string][]*held{}, loads: map[string][]*load{},
+		w: w, subject: program, mode: mode, dir: dir,
+		servers: map[*world.Host]map[world.Server]*lab.Server{},
+		held:    map[string][]*flow.Held{}, loads: map[string][]*flow.Load{},
 	}
 	var err error
 	if fromAPI {
-		k.feed = newAPIFeed(filepath.Join(dir, "kubeconfig"))
-	} else if k.feed, err = newFileFeed(filepath.Join(dir, "manifests")); err != nil {
+		k.feed = subject.NewAPIFeed(filepath.Join(dir, "kubeconfig"))
+	} else if k.feed, err = subject.NewFileFeed(filepath.Join(dir, "manifests")); err != nil {
 		return nil, err
 	}
-	if k.settings, err = newSettingsFile(filepath.Join(dir, configDir)); err != nil {
+	if k.settings, err = subject.NewSettingsFile(filepath.Join(dir, subject.ConfigDir)); err != nil {
 		return nil, err
 	}
-	k.marker.zone = w.zone
+	k.marker.zone = w.Zone
 	return k, nil
 }
 
@@ -66,13 +69,13 @@ func (k *kernel) build() error {
 	}
 	t := lab.Topology{Hosts: []lab.HostSpec{
 		{Name: "node", Forwards: true, OwnRun: true},
-		{Name: "router", Forwards: true, TurnsBack: true, Addrs: mustPair(routerAddr)},
+		{Name: "router", Forwards: true, TurnsBack: true, Addrs: world.MustPair(world.RouterAddr)},
 	}}
-	for _, n := range neighbours {
-		t.Hosts = append(t.Hosts, lab.HostSpec{Name: n.name, Forwards: true})
-		k.joinRouter(&t, n.name, mustPair(n.addr), mustBoth(n.pods))
+	for _, n := range world.Neighbours {
+		t.Hosts = append(t.Hosts, lab.HostSpec{Name: n.Name, Forwards: true})
+		k.joinRouter(&t, n.Name, world.MustPair(n.Addr), world.MustBoth(n.Pods))
 	}
-	k.joinRouter(&t, "node", k.w.node().addrs, k.w.podCIDRs)
+	k.joinRouter(&t, "node", k.w.Node().Addrs, k.w.PodCIDRs)
 	for _, all := range everywhere {
 		t.Routes = append(t.Routes,
 			// Service addresses are the node's business; what it sends back to the
@@ -83,7 +86,7 @@ func (k *kernel) build() error {
 	if k.net, err = lab.Build(t); err != nil {
 		return err
 	}
-	for _, h := range k.w.hosts {
+	for _, h := range k.w.Hosts {
 		if err := k.place(h); err != nil {
 			return err
 		}
@@ -91,7 +94,7 @@ func (k *kernel) build() error {
 	if err := k.placeMarker(); err != nil {
 		return err
 	}
-	return k.feed.begin(k.net.Host("node"))
+	return k.feed.Begin(k.net.Host("node"))
 }
 
 var everywhere = []netip.Prefix{
@@ -101,7 +104,7 @@ var everywhere = []netip.Prefix{
 
 // nodeAddr is the node's first address of a family, or an invalid one.
 func (k *kernel) nodeAddr(v6 bool) netip.Addr {
-	a, _ := k.w.node().addr(v6)
+	a, _ := k.w.Node().Addr(v6)
 	return a
 }
 
@@ -127,10 +130,10 @@ func nodeRoutes(name string, addrs []netip.Addr) []lab.RouteSpec {
 	var out []lab.RouteSpec
 	first := map[bool]bool{}
 	for _, a := range addrs {
-		from := mustPair(routerAddr)[0]
+		from := world.MustPair(world.RouterAddr)[0]
 		all := everywhere[0]
 		if a.Is6() {
-			from, all = mustPair(routerAddr)[1], everywhere[1]
+			from, all = world.MustPair(world.RouterAddr)[1], everywhere[1]
 		}
 		out = append(out, lab.RouteSpec{Host: "router", To: single(a), Dev: toNode(name), Src: from})
 		if !first[a.Is6()] {
@@ -144,21 +147,21 @@ func nodeRoutes(name string, addrs []netip.Addr) []lab.RouteSpec {
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // place makes a host's namespace, if it has one of its own, and starts its servers.
-func (k *kernel) place(h *host) error {
+func (k *kernel) place(h *world.Host) error {
 	var t lab.Topology
 	switch {
-	case h.on != nil:
-	case h.role == pod:
-		t.Leaves = []lab.LeafSpec{{Name: h.name, Behind: "node", Interface: podInterface(h), Addrs: h.addrs, From: k.w.node().addrs}}
-	case h.role == client:
-		t.Leaves = []lab.LeafSpec{{Name: h.name, Behind: "router", Addrs: h.addrs, From: mustPair(routerAddr)}}
-	case h.role == remote:
+	case h.On != nil:
+	case h.Role == world.Pod:
+		t.Leaves = []lab.LeafSpec{{Name: h.Name, Behind: "node", Interface: podInterface(h), Addrs: h.Addrs, From: k.w.Node().Addrs}}
+	case h.Role == world.Client:
+		t.Leaves = []lab.LeafSpec{{Name: h.Name, Behind: "router", Addrs: h.Addrs, From: world.MustPair(world.RouterAddr)}}
+	case h.Role == world.Remote:
 		t = remoteTopology(h)
 	}
 	if err := k.net.Extend(t); err != nil {
 		return err
 	}
-	for s := range h.serves {
+	for s := range h.Serves {
 		if err := k.listen(h, s, true); err != nil {
 			return err
 		}
@@ -167,56 +170,56 @@ func (k *kernel) place(h *host) error {
 }
 
 // podInterface names the node's end of a pod's link.
-func podInterface(h *host) string {
-	name := "veth-" + h.name
+func podInterface(h *world.Host) string {
+	name := "veth-" + h.Name
 	return name[:min(len(name), 15)]
 }
 
 // remoteTopology puts a pod behind the other node that its address belongs to,
 // birch if it belongs to neither.
-func remoteTopology(h *host) lab.Topology {
-	at := neighbours[0]
-	for _, n := range neighbours {
-		if slices.ContainsFunc(mustBoth(n.pods), func(p netip.Prefix) bool { return p.Contains(h.addrs[0]) }) {
+func remoteTopology(h *world.Host) lab.Topology {
+	at := world.Neighbours[0]
+	for _, n := range world.Neighbours {
+		if slices.ContainsFunc(world.MustBoth(n.Pods), func(p netip.Prefix) bool { return p.Contains(h.Addrs[0]) }) {
 			at = n
 		}
 	}
-	t := lab.Topology{Leaves: []lab.LeafSpec{{Name: h.name, Behind: at.name, Addrs: h.addrs, From: mustPair(at.addr)}}}
+	t := lab.Topology{Leaves: []lab.LeafSpec{{Name: h.Name, Behind: at.Name, Addrs: h.Addrs, From: world.MustPair(at.Addr)}}}
 	return t
 }
 
 // labHost returns the namespace of a host.
-func (k *kernel) labHost(h *host) (*lab.Host, error) {
+func (k *kernel) labHost(h *world.Host) (*lab.Host, error) {
 	if err := k.build(); err != nil {
 		return nil, err
 	}
-	if h.on != nil {
-		h = h.on
+	if h.On != nil {
+		h = h.On
 	}
-	if n := k.net.Host(h.name); n != nil {
+	if n := k.net.Host(h.Name); n != nil {
 		return n, nil
 	}
-	return nil, fmt.Errorf("host %s has no namespace", h.name)
+	return nil, fmt.Errorf("host %s has no namespace", h.Name)
 }
 
-func (k *kernel) declared(h *host) error {
+func (k *kernel) declared(h *world.Host) error {
 	if k.net == nil {
 		return nil // build will place it
 	}
 	return k.place(h)
 }
 
-func (k *kernel) listen(h *host, s service, on bool) error {
+func (k *kernel) listen(h *world.Host, s world.Server, on bool) error {
 	if !on {
 		srv := k.servers[h][s]
 		if srv == nil {
-			return usagef("host %s does not listen on %s port %d", h.name, s.proto, s.port)
+			return world.Usagef("host %s does not listen on %s port %d", h.Name, s.Proto, s.Port)
 		}
 		srv.Close()
 		delete(k.servers[h], s)
 		return nil
 	}
-	if s.proto == lab.SCTP && !lab.HasSCTP() {
+	if s.Proto == lab.SCTP && !lab.HasSCTP() {
 		return nil
 	}
 	n, err := k.labHost(h)
@@ -226,19 +229,19 @@ func (k *kernel) listen(h *host, s service, on bool) error {
 	if k.servers[h][s] != nil {
 		return nil // build started it
 	}
-	srv, err := n.Serve(h.name, s.proto, s.port)
+	srv, err := n.Serve(h.Name, s.Proto, s.Port)
 	if err != nil {
 		return err
 	}
 	if k.servers[h] == nil {
-		k.servers[h] = map[service]*lab.Server{}
+		k.servers[h] = map[world.Server]*lab.Server{}
 	}
 	k.servers[h][s] = srv
 	return nil
 }
 
 func (k *kernel) addr(a netip.Addr, add bool) error {
-	n, err := k.labHost(k.w.node())
+	n, err := k.labHost(k.w.Node())
 	if err != nil {
 		return err
 	}
@@ -246,7 +249,7 @@ func (k *kernel) addr(a netip.Addr, add bool) error {
 		if err := n.AddAddr(uplink, single(a)); err != nil {
 			return err
 		}
-		return k.net.Extend(lab.Topology{Routes: nodeRoutes("node", k.w.node().addrs)})
+		return k.net.Extend(lab.Topology{Routes: nodeRoutes("node", k.w.Node().Addrs)})
 	}
 	// Routes that prefer the address as source would go with it.
 	if err := k.preferSources(); err != nil {
@@ -260,12 +263,12 @@ func (k *kernel) addr(a netip.Addr, add bool) error {
 
 // preferSources makes the node's first addresses the source of what it sends.
 func (k *kernel) preferSources() error {
-	t := lab.Topology{Routes: nodeRoutes("node", k.w.node().addrs)}
-	for _, h := range k.w.hosts {
-		if h.role != pod || h.on != nil {
+	t := lab.Topology{Routes: nodeRoutes("node", k.w.Node().Addrs)}
+	for _, h := range k.w.Hosts {
+		if h.Role != world.Pod || h.On != nil {
 			continue
 		}
-		for _, a := range h.addrs {
+		for _, a := range h.Addrs {
 			t.Routes = append(t.Routes, lab.RouteSpec{Host: "node", To: single(a), Dev: podInterface(h), Src: k.nodeAddr(a.Is6())})
 		}
 	}
@@ -277,7 +280,7 @@ func (k *kernel) nodeAddrs(old []netip.Addr) error {
 		return nil
 	}
 	n := k.net.Host("node")
-	for _, a := range k.w.node().addrs {
+	for _, a := range k.w.Node().Addrs {
 		if !slices.Contains(old, a) {
 			if err := n.AddAddr(uplink, single(a)); err != nil {
 				return err
@@ -288,7 +291,7 @@ func (k *kernel) nodeAddrs(old []netip.Addr) error {
 		return err
 	}
 	for _, a := range old {
-		if !slices.Contains(k.w.node().addrs, a) {
+		if !slices.Contains(k.w.Node().Addrs, a) {
 			if err := n.DelAddr(uplink, a); err != nil {
 				return err
 			}
@@ -297,8 +300,8 @@ func (k *kernel) nodeAddrs(old []netip.Addr) error {
 	return nil
 }
 
-func (k *kernel) put(o object) error { return k.feed.put(o) }
-func (k *kernel) remove(x key) error { return k.feed.remove(x) }
+func (k *kernel) put(o world.Object) error { return k.feed.Put(o) }
+func (k *kernel) remove(x world.Key) error { return k.feed.Remove(x) }
 
 func (k *kernel) config(fragment []byte) error {
 	k.fragment = fragment
@@ -309,16 +312,16 @@ func (k *kernel) config(fragment []byte) error {
 }
 
 func (k *kernel) writeConfig() error {
-	data, err := k.w.configuration(k.mode, k.feed.kubeconfig(), k.fragment)
+	data, err := subject.Configuration(k.w, k.mode, k.feed.Kubeconfig(), k.fragment)
 	if err != nil {
 		return fmt.Errorf("configuration: %w", err)
 	}
-	return k.settings.write(data)
+	return k.settings.Write(data)
 }
 
 func (k *kernel) start(args []string, mustFail bool) error {
 	if k.proxy != nil {
-		return usagef("the proxy was started already")
+		return world.Usagef("the proxy was started already")
 	}
 	if err := k.build(); err != nil {
 		return err
@@ -332,11 +335,11 @@ func (k *kernel) start(args []string, mustFail bool) error {
 	}
 	// The script wants the start to fail: wait for the end to see it.
 	select {
-	case <-k.proxy.exited:
-		err := k.proxy.err
+	case <-k.proxy.Exited:
+		err := k.proxy.Err
 		k.proxy = nil
 		return err
-	case <-time.After(2 * settle):
+	case <-time.After(2 * flow.Settle):
 		return nil
 	}
 }
@@ -346,24 +349,24 @@ func (k *kernel) launch() error {
 	if err := k.writeConfig(); err != nil {
 		return err
 	}
-	r := strings.NewReplacer("{CONFIG}", k.settings.path(), "{KUBECONFIG}", k.feed.kubeconfig(),
-		"{NODE}", k.w.nodeName, "{MANIFESTS}", filepath.Join(k.dir, "manifests"))
+	r := strings.NewReplacer("{CONFIG}", k.settings.Path(), "{KUBECONFIG}", k.feed.Kubeconfig(),
+		"{NODE}", k.w.NodeName, "{MANIFESTS}", filepath.Join(k.dir, "manifests"))
 	var command []string
 	for _, word := range k.subject.Command {
 		command = append(command, r.Replace(word))
 	}
 	var err error
-	k.proxy, err = spawn(k.net.Host("node"), append(command, k.args...), &k.out)
+	k.proxy, err = subject.Start(k.net.Host("node"), append(command, k.args...), &k.out)
 	return err
 }
 
 func (k *kernel) stopProxy(kill bool) error {
 	if k.proxy == nil {
-		return usagef("the proxy does not run")
+		return world.Usagef("the proxy does not run")
 	}
 	p := k.proxy
 	k.proxy = nil
-	return p.end(kill)
+	return p.End(kill)
 }
 
 func (k *kernel) restart(kill bool, mode string) error {
@@ -384,20 +387,20 @@ func (k *kernel) alive() error {
 		return errors.New("the proxy does not run")
 	}
 	select {
-	case <-k.proxy.exited:
-		return fmt.Errorf("the proxy ended: %v; it said last:\n%s", k.proxy.err, k.out.tail(10))
+	case <-k.proxy.Exited:
+		return fmt.Errorf("the proxy ended: %v; it said last:\n%s", k.proxy.Err, k.out.Tail(10))
 	default:
 		return nil
 	}
 }
 
-func (k *kernel) flow(f *flow) error {
-	h, err := k.labHost(f.from)
+func (k *kernel) flow(f *flow.Spec) error {
+	h, err := k.labHost(f.From)
 	if err != nil {
 		return err
 	}
-	for _, t := range f.to {
-		err := eventually(f.within, func() error { return f.check(h, t, k.w.node().addrs) })
+	for _, t := range f.To {
+		err := flow.Eventually(f.Within, func() error { return f.Check(h, t, k.w.Node().Addrs) })
 		if err != nil {
 			return err
 		}
@@ -408,19 +411,19 @@ func (k *kernel) flow(f *flow) error {
 func (k *kernel) close() error {
 	for _, all := range k.held {
 		for _, h := range all {
-			h.close()
+			h.Close()
 		}
 	}
 	for _, all := range k.loads {
 		for _, l := range all {
-			l.close()
+			l.Close()
 		}
 	}
 	var errs []error
 	if k.proxy != nil {
-		errs = append(errs, k.proxy.end(true))
+		errs = append(errs, k.proxy.End(true))
 	}
-	errs = append(errs, k.feed.close())
+	errs = append(errs, k.feed.Close())
 	if k.net != nil {
 		errs = append(errs, k.net.Close())
 	}

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/scenario/flow"
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
 // marker is a Service of the runner that says how far the proxy has come. Every
@@ -45,7 +47,7 @@ var (
 
 func (k *kernel) placeMarker() error {
 	return k.net.Extend(lab.Topology{Leaves: []lab.LeafSpec{{
-		Name: markerHost, Behind: "node", Addrs: mustPair(markerAddr), From: k.w.node().addrs,
+		Name: markerHost, Behind: "node", Addrs: world.MustPair(markerAddr), From: k.w.Node().Addrs,
 	}}})
 }
 
@@ -66,20 +68,20 @@ func (k *kernel) sync(within time.Duration) error {
 		old.Close()
 	}
 	for _, o := range k.markerObjects(port) {
-		if err := k.feed.put(o); err != nil {
+		if err := k.feed.Put(o); err != nil {
 			return fmt.Errorf("mark the change: %w", err)
 		}
 	}
-	for _, vip := range mustPair(markerVIP) {
+	for _, vip := range world.MustPair(markerVIP) {
 		if vip.Is6() && !k.ipv6() {
 			continue
 		}
 		d := lab.Dialing{Proto: lab.TCP, To: netip.AddrPortFrom(vip, port)}
-		err := eventually(within, func() error {
+		err := flow.Eventually(within, func() error {
 			if err := k.alive(); err != nil {
-				return final(err)
+				return flow.Final(err)
 			}
-			if s := attempt(k.net.Host("node"), d); s.end != lab.Answered || s.answer.Server != name {
+			if s := flow.Attempt(k.net.Host("node"), d); s.End != lab.Answered || s.Answer.Server != name {
 				return fmt.Errorf("the runner's own Service at %s is %s", d.To, s)
 			}
 			return nil
@@ -88,7 +90,7 @@ func (k *kernel) sync(within time.Duration) error {
 			return fmt.Errorf("not in the kernel after %s: %w", within, err)
 		}
 	}
-	k.marker.zone = k.w.zone
+	k.marker.zone = k.w.Zone
 	return nil
 }
 
@@ -105,10 +107,10 @@ func (k *kernel) ipv6() bool {
 
 // markerObjects is the marker at its present generation: slices first, the Service
 // last.
-func (k *kernel) markerObjects(port uint16) []object {
-	vips, addrs, decoys := mustPair(markerVIP), mustPair(markerAddr), mustPair(markerDecoy)
+func (k *kernel) markerObjects(port uint16) []world.Object {
+	vips, addrs, decoys := world.MustPair(markerVIP), world.MustPair(markerAddr), world.MustPair(markerDecoy)
 	portName, tcp, number, yes := "marker", corev1.ProtocolTCP, int32(port), true
-	var out []object
+	var out []world.Object
 	for i, t := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
 		s := &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{
@@ -119,13 +121,13 @@ func (k *kernel) markerObjects(port uint16) []object {
 			Ports:       []discoveryv1.EndpointPort{{Name: &portName, Port: &number, Protocol: &tcp}},
 			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{addrs[i].String()}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}}},
 		}
-		if k.marker.zone != k.w.zone {
-			s.Endpoints[0].Hints = zoneHint(k.w.zone)
+		if k.marker.zone != k.w.Zone {
+			s.Endpoints[0].Hints = zoneHint(k.w.Zone)
 			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
 				Addresses: []string{decoys[i].String()}, Conditions: s.Endpoints[0].Conditions, Hints: zoneHint(k.marker.zone),
 			})
 		}
-		_, gvk, _ := newObject("EndpointSlice")
+		_, gvk, _ := world.NewObject("EndpointSlice")
 		s.SetGroupVersionKind(gvk)
 		out = append(out, s)
 	}
@@ -138,7 +140,7 @@ func (k *kernel) markerObjects(port uint16) []object {
 			Ports: []corev1.ServicePort{{Name: portName, Port: number, Protocol: tcp}},
 		},
 	}
-	_, gvk, _ := newObject("Service")
+	_, gvk, _ := world.NewObject("Service")
 	svc.SetGroupVersionKind(gvk)
 	return append(out, svc)
 }

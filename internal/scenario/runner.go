@@ -14,6 +14,8 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/scenario/subject"
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
 // PlanOnly is the mode that evaluates flows on the plan, without a kernel.
@@ -21,7 +23,7 @@ const PlanOnly = "plan"
 
 // Runner runs scenarios against one program.
 type Runner struct {
-	Subject Subject
+	Subject subject.Subject
 	FromAPI bool // objects over the Kubernetes API; else from files
 	// Keep leaves the namespaces and files of each run; the result names them.
 	Keep bool
@@ -33,13 +35,13 @@ type Runner struct {
 type Case struct {
 	*Scenario
 	Mode     string
-	Families Families
+	Families world.Families
 }
 
 // String names the case: "clusterip/iptables/dual".
 func (c Case) String() string {
 	s := c.Name + "/" + c.Mode
-	if c.Families != AsWritten {
+	if c.Families != world.AsWritten {
 		s += "/" + c.Families.String()
 	}
 	return s
@@ -89,7 +91,7 @@ func (r *Runner) Run(c Case) Result {
 		res.Verdict, res.Detail = Skipped, "needs root: network namespaces"
 		return res
 	}
-	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil && c.Mode != PlanOnly && c.Families >= Only6 {
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil && c.Mode != PlanOnly && c.Families >= world.Only6 {
 		res.Verdict, res.Detail = Skipped, "needs IPv6 in the kernel"
 		return res
 	}
@@ -133,7 +135,7 @@ func (r *Runner) run(c Case, res *Result) (err error) {
 				if len(r.Subject.Command) > 0 {
 					e.Setenv("SUBJECT", r.Subject.Command[0])
 				}
-				e.Setenv("CONFIG", filepath.Join(dir, configDir, settingsName))
+				e.Setenv("CONFIG", filepath.Join(dir, subject.ConfigDir, subject.SettingsName))
 				return nil
 			},
 		})
@@ -150,7 +152,7 @@ func (r *Runner) run(c Case, res *Result) (err error) {
 }
 
 func (r *Runner) newScript(c Case, dir string) (*script, error) {
-	s := &script{w: newWorld(c.Families), begun: time.Now(), trace: func(string, ...any) {}}
+	s := &script{w: world.New(c.Families), begun: time.Now(), trace: func(string, ...any) {}}
 	if r.Trace != nil {
 		s.trace = func(format string, args ...any) { r.Trace(c, fmt.Sprintf(format, args...)) }
 	}
@@ -163,7 +165,7 @@ func (r *Runner) newScript(c Case, dir string) (*script, error) {
 		}
 		s.stage, s.kernel = k, k
 	}
-	for _, o := range s.w.givenObjects() {
+	for _, o := range s.w.GivenObjects() {
 		if err := s.putObject(o); err != nil {
 			return nil, errors.Join(err, s.stage.close())
 		}
@@ -206,12 +208,12 @@ func (r *Runner) condition(c Case, cond string) (bool, error) {
 	case "family":
 		switch v {
 		case "4":
-			return c.Families != Only6, nil
+			return c.Families != world.Only6, nil
 		case "6":
 			_, err := os.Stat("/proc/sys/net/ipv6")
-			return c.Families != Only4 && err == nil, nil
+			return c.Families != world.Only4 && err == nil, nil
 		case "dual":
-			return c.Families == Dual, nil
+			return c.Families == world.Dual, nil
 		}
 	case "kernel":
 		switch v {

@@ -18,27 +18,17 @@ import (
 	"strings"
 
 	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
 // Scenario is one scenario file.
 type Scenario struct {
-	Name     string     // file name without extension
-	Path     string     // as given
-	Families []Families // at least one
+	Name     string           // file name without extension
+	Path     string           // as given
+	Families []world.Families // at least one
 	archive  *txtar.Archive
 }
-
-// Families is the set of address families that one run of a scenario uses.
-type Families uint8
-
-const (
-	AsWritten Families = iota // no header line: addresses are what they are
-	Only4
-	Only6 // IPv4 literals stand for their IPv6 counterparts
-	Dual  // objects are dual-stack and every flow is checked in both families
-)
-
-func (f Families) String() string { return [...]string{"", "4", "6", "dual"}[f] }
 
 // Parse reads a scenario file.
 func Parse(path string) (*Scenario, error) {
@@ -61,11 +51,11 @@ func Parse(path string) (*Scenario, error) {
 			if i < 0 {
 				return nil, fmt.Errorf("%s: family set %q: want 4, 6 or dual", path, w)
 			}
-			s.Families = append(s.Families, Only4+Families(i))
+			s.Families = append(s.Families, world.Only4+world.Families(i))
 		}
 	}
 	if len(s.Families) == 0 {
-		s.Families = []Families{AsWritten}
+		s.Families = []world.Families{world.AsWritten}
 	}
 	return s, nil
 }
@@ -109,7 +99,7 @@ const stopProxy = "stop-proxy"
 
 // script returns the scenario as testscript is to see it for one run: on the
 // plan alone, commands that need a kernel are taken out, line by line.
-func (s *Scenario) script(f Families, planOnly bool) (*txtar.Archive, error) {
+func (s *Scenario) script(f world.Families, planOnly bool) (*txtar.Archive, error) {
 	var b strings.Builder
 	n := 0
 	for line := range strings.Lines(string(s.archive.Comment)) {
@@ -126,9 +116,9 @@ func (s *Scenario) script(f Families, planOnly bool) (*txtar.Archive, error) {
 		if cmd == "stop" {
 			cmd = stopProxy
 		}
-		if f == Only6 {
+		if f == world.Only6 {
 			var err error
-			if rest, err = mapText(rest); err != nil {
+			if rest, err = world.MapText(rest); err != nil {
 				return nil, fmt.Errorf("line %d: %w", n, err)
 			}
 		}

@@ -1,4 +1,7 @@
-package scenario
+// Package subject is the program under test and what it gets: how it is started and
+// stopped, its configuration file, and the objects of a scenario as manifests or over
+// the Kubernetes API.
+package subject
 
 import (
 	"bytes"
@@ -15,6 +18,7 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/scenario/flow"
 )
 
 // Subject is the program under test.
@@ -36,9 +40,9 @@ func Svcproxy(path string, fromAPI bool) Subject {
 	return s
 }
 
-// ParseSubject reads a command line: words, quoted where they hold spaces, with
+// Parse reads a command line: words, quoted where they hold spaces, with
 // leading NAME=VALUE words as environment.
-func ParseSubject(line string) (Subject, error) {
+func Parse(line string) (Subject, error) {
 	words, err := splitWords(line)
 	if err != nil {
 		return Subject{}, fmt.Errorf("subject %q: %w", line, err)
@@ -89,30 +93,30 @@ func splitWords(line string) ([]string, error) {
 	return words, nil
 }
 
-// process is one run of the subject.
-type process struct {
+// Process is one run of the subject.
+type Process struct {
 	cmd    *exec.Cmd
-	exited chan struct{}
-	err    error // how it ended, once exited is closed
+	Exited chan struct{} // closed at its end
+	Err    error         // how it ended, once Exited is closed
 }
 
-// spawn starts the subject on the node; its output goes to out.
-func spawn(node *lab.Host, command []string, out *output) (*process, error) {
-	p := &process{cmd: exec.Command(command[0], command[1:]...), exited: make(chan struct{})}
+// Start starts the subject on the node; its output goes to out.
+func Start(node *lab.Host, command []string, out *Output) (*Process, error) {
+	p := &Process{cmd: exec.Command(command[0], command[1:]...), Exited: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.WaitDelay = time.Second // children may hold the pipes
 	if err := node.Start(p.cmd); err != nil {
 		return nil, fmt.Errorf("start the proxy: %w", err)
 	}
 	go func() {
-		p.err = p.cmd.Wait()
-		close(p.exited)
+		p.Err = p.cmd.Wait()
+		close(p.Exited)
 	}()
 	return p, nil
 }
 
-// end stops the process and waits for its end.
-func (p *process) end(kill bool) error {
+// End stops the process and waits for its end.
+func (p *Process) End(kill bool) error {
 	signal := syscall.SIGTERM
 	if kill {
 		signal = syscall.SIGKILL
@@ -121,42 +125,44 @@ func (p *process) end(kill bool) error {
 		return fmt.Errorf("send %s to the proxy: %w", signal, err)
 	}
 	select {
-	case <-p.exited:
+	case <-p.Exited:
 		return nil
-	case <-time.After(2 * settle):
+	case <-time.After(2 * flow.Settle):
 		p.cmd.Process.Kill()
-		<-p.exited
-		return fmt.Errorf("the proxy did not end within %s of %s", 2*settle, signal)
+		<-p.Exited
+		return fmt.Errorf("the proxy did not end within %s of %s", 2*flow.Settle, signal)
 	}
 }
 
-// output collects what all runs of the proxy print.
-type output struct {
+// Output collects what all runs of the proxy print.
+type Output struct {
 	mu   sync.Mutex // guards all below
 	text bytes.Buffer
 }
 
-func (o *output) Write(b []byte) (int, error) {
+// Write adds output.
+func (o *Output) Write(b []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.Write(b)
 }
 
-func (o *output) String() string {
+// String returns all of it.
+func (o *Output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.String()
 }
 
-// tail returns the last n lines.
-func (o *output) tail(n int) string {
+// Tail returns the last n lines.
+func (o *Output) Tail(n int) string {
 	lines := strings.Split(strings.TrimRight(o.String(), "\n"), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// hasEvent looks for a line in which the proxy reports an event about an object,
+// HasEvent looks for a line in which the proxy reports an event about an object,
 // as structured logs of either form carry it.
-func (o *output) hasEvent(reason string, on []string) bool {
+func (o *Output) HasEvent(reason string, on []string) bool {
 	for line := range strings.Lines(o.String()) {
 		if field(line, "reason") != reason {
 			continue

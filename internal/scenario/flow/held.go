@@ -1,4 +1,4 @@
-package scenario
+package flow
 
 import (
 	"context"
@@ -11,57 +11,59 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
-// held is a flow that is kept open: it sends at a fixed pace whether or not
+// Held is a flow that is kept open: it sends at a fixed pace whether or not
 // answers come, and remembers the last sign of the other side.
-type held struct {
+type Held struct {
 	name   string
-	target target
+	target world.Target
 	flow   *lab.Flow
 	stop   context.CancelFunc
 
 	mu    sync.Mutex // guards all below
-	last  sighting
+	last  Sighting
 	at    time.Time // of last
 	ended bool      // nothing more can come
 }
 
-// defaultPace is how often a held flow sends without every=.
-const defaultPace = 100 * time.Millisecond
+// DefaultPace is how often a held flow sends without every=.
+const DefaultPace = 100 * time.Millisecond
 
-// hold opens a flow and keeps it.
-func hold(name string, h *lab.Host, d lab.Dialing, t target, every time.Duration) (*held, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), silence)
+// Hold opens a flow and keeps it.
+func Hold(name string, h *lab.Host, d lab.Dialing, t world.Target, every time.Duration) (*Held, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), Silence)
 	defer cancel()
 	fl, err := h.Dial(ctx, d)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", t.addr, err)
+		return nil, fmt.Errorf("open %s: %w", t.Addr, err)
 	}
 	if d.Proto != lab.UDP {
-		if _, err := fl.Ask(silence); err != nil {
+		if _, err := fl.Ask(Silence); err != nil {
 			fl.Close()
-			return nil, fmt.Errorf("open %s: no answer: %w", t.addr, err)
+			return nil, fmt.Errorf("open %s: no answer: %w", t.Addr, err)
 		}
 	}
 	run, stop := context.WithCancel(context.Background())
-	k := &held{name: name, target: t, flow: fl, stop: stop, at: time.Now()}
+	k := &Held{name: name, target: t, flow: fl, stop: stop, at: time.Now()}
 	go k.send(run, every)
 	go k.receive(run)
 	return k, nil
 }
 
-func (k *held) close() {
+// Close ends the flow.
+func (k *Held) Close() {
 	k.stop()
 	k.flow.Close()
 }
 
-func (k *held) send(ctx context.Context, every time.Duration) {
+func (k *Held) send(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		// An error of a datagram is an ICMP answer to an earlier one.
-		if err := k.flow.Send(); err != nil && !k.sign(sighting{end: lab.OutcomeOf(err), err: err}) {
+		if err := k.flow.Send(); err != nil && !k.sign(Sighting{End: lab.OutcomeOf(err), err: err}) {
 			return
 		}
 		select {
@@ -72,83 +74,83 @@ func (k *held) send(ctx context.Context, every time.Duration) {
 	}
 }
 
-func (k *held) receive(ctx context.Context) {
+func (k *Held) receive(ctx context.Context) {
 	for ctx.Err() == nil {
 		a, err := k.flow.Receive()
-		if !k.sign(sighting{end: lab.OutcomeOf(err), err: err, answer: a}) {
+		if !k.sign(Sighting{End: lab.OutcomeOf(err), err: err, Answer: a}) {
 			return
 		}
 	}
 }
 
 // sign records what was seen and reports whether more can come.
-func (k *held) sign(s sighting) bool {
+func (k *Held) sign(s Sighting) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.ended {
 		return false
 	}
-	if s.end == lab.Dropped { // a datagram that the sender's own filter ate: silence
+	if s.End == lab.Dropped { // a datagram that the sender's own filter ate: silence
 		return true
 	}
 	k.last, k.at = s, time.Now()
-	k.ended = s.end != lab.Answered && (k.flow.Proto() != lab.UDP || s.end == lab.Broken)
+	k.ended = s.End != lab.Answered && (k.flow.Proto() != lab.UDP || s.End == lab.Broken)
 	return !k.ended
 }
 
 // now says who answers, or how it ended, as far as signs after since tell. ok is
 // false while there is nothing to say yet.
-func (k *held) now(since time.Time) (s sighting, silent, ok bool) {
+func (k *Held) now(since time.Time) (s Sighting, silent, ok bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
 	case k.ended:
 		return k.last, false, true
 	case k.at.After(since):
-		return k.last, time.Since(k.at) >= silence, true
-	case time.Since(since) >= silence:
+		return k.last, time.Since(k.at) >= Silence, true
+	case time.Since(since) >= Silence:
 		return k.last, true, true
 	}
 	return k.last, false, false
 }
 
-// settle bounds the wait for something that follows a sync.
-const settle = 5 * time.Second
+// Settle bounds the wait for something that follows a sync.
+const Settle = 5 * time.Second
 
-// expect waits until the flow is as wanted: a server's name or several, reset or
+// Expect waits until the flow is as wanted: a server's name or several, reset or
 // silent.
-func (k *held) expect(want string) error {
+func (k *Held) Expect(want string) error {
 	since := time.Now()
 	var have string
-	err := eventually(settle, func() error {
+	err := Eventually(Settle, func() error {
 		s, silent, ok := k.now(since)
 		switch {
 		case !ok:
 			have = "undecided"
 		case silent:
 			have = "silent"
-		case s.end == lab.Answered:
-			have = s.answer.Server
-		case s.end == lab.Refused:
+		case s.End == lab.Answered:
+			have = s.Answer.Server
+		case s.End == lab.Refused:
 			have = "reset"
 		default:
-			have = s.end.String()
+			have = s.End.String()
 		}
 		if ok && slices.Contains(strings.Split(want, "|"), have) {
 			return nil
 		}
 		if k.isOver() {
-			return final(fmt.Errorf("ended: %s (%v)", have, s.err))
+			return Final(fmt.Errorf("ended: %s (%v)", have, s.err))
 		}
 		return fmt.Errorf("is answered by %s", have)
 	})
 	if err != nil {
-		return fmt.Errorf("flow %s to %s %w, want %s", k.name, k.target.addr, err, want)
+		return fmt.Errorf("flow %s to %s %w, want %s", k.name, k.target.Addr, err, want)
 	}
 	return nil
 }
 
-func (k *held) isOver() bool {
+func (k *Held) isOver() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.ended
@@ -157,26 +159,27 @@ func (k *held) isOver() bool {
 // finalError ends a wait before its time.
 type finalError struct{ error }
 
-func final(err error) error { return finalError{err} }
+// Final marks an error that waiting does not mend.
+func Final(err error) error { return finalError{err} }
 
 func (e finalError) Unwrap() error { return e.error }
 
-// eventually calls check until it returns nil, for at most d; it returns the last
+// Eventually calls check until it returns nil, for at most d; it returns the last
 // error.
-func eventually(d time.Duration, check func() error) error {
+func Eventually(d time.Duration, check func() error) error {
 	deadline := time.Now().Add(d)
 	for {
 		err := check()
 		var f finalError
-		if err == nil || errors.As(err, &f) || isUsage(err) || time.Now().After(deadline) {
+		if err == nil || errors.As(err, &f) || world.IsUsage(err) || time.Now().After(deadline) {
 			return err
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// load is a stream of requests in the background.
-type load struct {
+// Load is a stream of requests in the background.
+type Load struct {
 	name string
 	stop context.CancelFunc
 	wg   sync.WaitGroup
@@ -186,10 +189,10 @@ type load struct {
 	errors   []string
 }
 
-// startLoad sends rate requests a second, each over a connection of its own.
-func startLoad(name string, h *lab.Host, d lab.Dialing, rate float64) *load {
+// StartLoad sends rate requests a second, each over a connection of its own.
+func StartLoad(name string, h *lab.Host, d lab.Dialing, rate float64) *Load {
 	ctx, stop := context.WithCancel(context.Background())
-	l := &load{name: name, stop: stop}
+	l := &Load{name: name, stop: stop}
 	l.wg.Go(func() {
 		tick := time.NewTicker(time.Duration(float64(time.Second) / rate))
 		defer tick.Stop()
@@ -205,21 +208,21 @@ func startLoad(name string, h *lab.Host, d lab.Dialing, rate float64) *load {
 	return l
 }
 
-func (l *load) request(h *lab.Host, d lab.Dialing) {
+func (l *Load) request(h *lab.Host, d lab.Dialing) {
 	start := time.Now()
-	s := attempt(h, d)
+	s := Attempt(h, d)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s.end == lab.Answered {
+	if s.End == lab.Answered {
 		l.answered++
 		return
 	}
 	l.errors = append(l.errors, fmt.Sprintf("to %s at %s: %s", d.To, start.Format("15:04:05.000"), s))
 }
 
-// expect ends the stream and compares its errors.
-func (l *load) expect(want int) error {
-	l.close()
+// Expect ends the stream and compares its errors.
+func (l *Load) Expect(want int) error {
+	l.Close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.errors) != want {
@@ -236,17 +239,18 @@ func (l *load) expect(want int) error {
 	return nil
 }
 
-func (l *load) close() {
+// Close ends the stream.
+func (l *Load) Close() {
 	l.stop()
 	l.wg.Wait()
 }
 
-// parseRate reads rate=R, requests per second.
-func parseRate(s string) (float64, error) {
+// ParseRate reads rate=R, requests per second.
+func ParseRate(s string) (float64, error) {
 	v, ok := strings.CutPrefix(s, "rate=")
 	r, err := strconv.ParseFloat(v, 64)
 	if !ok || err != nil || r <= 0 {
-		return 0, usagef("%q: want rate=REQUESTS per second", s)
+		return 0, world.Usagef("%q: want rate=REQUESTS per second", s)
 	}
 	return r, nil
 }

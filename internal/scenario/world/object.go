@@ -1,4 +1,4 @@
-package scenario
+package world
 
 import (
 	"bufio"
@@ -19,28 +19,29 @@ import (
 	yamljson "sigs.k8s.io/yaml"
 )
 
-// object is a Kubernetes object of a kind that the world knows.
-type object interface {
+// Object is a Kubernetes object of a kind that the world knows.
+type Object interface {
 	runtime.Object
 	metav1.Object
 }
 
-// key identifies an object.
-type key struct{ kind, namespace, name string }
+// Key identifies an object.
+type Key struct{ Kind, Namespace, Name string }
 
-func (k key) String() string {
-	if k.namespace == "" {
-		return k.kind + " " + k.name
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return k.Kind + " " + k.Name
 	}
-	return k.kind + " " + k.namespace + "/" + k.name
+	return k.Kind + " " + k.Namespace + "/" + k.Name
 }
 
-func keyOf(o object) key {
-	return key{o.GetObjectKind().GroupVersionKind().Kind, o.GetNamespace(), o.GetName()}
+// KeyOf returns the key of an object.
+func KeyOf(o Object) Key {
+	return Key{o.GetObjectKind().GroupVersionKind().Kind, o.GetNamespace(), o.GetName()}
 }
 
-// newObject returns an empty object of a kind, spelled as kubectl allows.
-func newObject(kind string) (object, schema.GroupVersionKind, error) {
+// NewObject returns an empty object of a kind, spelled as kubectl allows.
+func NewObject(kind string) (Object, schema.GroupVersionKind, error) {
 	gvk := func(group, kind string) schema.GroupVersionKind {
 		return schema.GroupVersionKind{Group: group, Version: "v1", Kind: kind}
 	}
@@ -61,14 +62,15 @@ func newObject(kind string) (object, schema.GroupVersionKind, error) {
 	return nil, schema.GroupVersionKind{}, fmt.Errorf("kind %q: the world has Service, EndpointSlice, Endpoints, Node, Namespace and ServiceCIDR", kind)
 }
 
-func clusterScoped(kind string) bool {
+// ClusterScoped reports whether objects of a kind have no namespace.
+func ClusterScoped(kind string) bool {
 	return kind == "Node" || kind == "Namespace" || kind == "ServiceCIDR"
 }
 
-// decode reads the objects of a YAML file for one family set.
-func decode(data []byte, f Families) ([]object, error) {
+// Decode reads the objects of a YAML file for one family set.
+func Decode(data []byte, f Families) ([]Object, error) {
 	r := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
-	var out []object
+	var out []Object
 	for n := 1; ; n++ {
 		doc, err := r.Read()
 		if errors.Is(err, io.EOF) {
@@ -100,35 +102,35 @@ func decode(data []byte, f Families) ([]object, error) {
 
 // fromTree makes typed objects of one decoded document: two for a slice that gets
 // an IPv6 twin.
-func fromTree(tree any, f Families) ([]object, error) {
+func fromTree(tree any, f Families) ([]Object, error) {
 	o, err := typed(tree)
 	if err != nil {
 		return nil, err
 	}
 	if f != Only6 && f != Dual {
-		return []object{o}, nil
+		return []Object{o}, nil
 	}
-	mapped, err := mapTree(tree) // in place; o is decoded already
+	mapped, err := MapTree(tree) // in place; o is decoded already
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", keyOf(o), err)
+		return nil, fmt.Errorf("%s: %w", KeyOf(o), err)
 	}
 	six, err := typed(mapped)
 	if err != nil {
 		return nil, err
 	}
 	if f == Only6 {
-		return []object{six}, nil
+		return []Object{six}, nil
 	}
 	return dualStack(o, six), nil
 }
 
-func typed(tree any) (object, error) {
+func typed(tree any) (Object, error) {
 	m, ok := tree.(map[string]any)
 	if !ok {
 		return nil, errors.New("not an object")
 	}
 	kind, _ := m["kind"].(string)
-	o, gvk, err := newObject(kind)
+	o, gvk, err := NewObject(kind)
 	if err != nil {
 		return nil, err
 	}
@@ -143,18 +145,18 @@ func typed(tree any) (object, error) {
 	if o.GetName() == "" {
 		return nil, fmt.Errorf("%s: metadata.name is empty", kind)
 	}
-	if o.GetNamespace() == "" && !clusterScoped(gvk.Kind) {
+	if o.GetNamespace() == "" && !ClusterScoped(gvk.Kind) {
 		o.SetNamespace(metav1.NamespaceDefault)
 	}
 	return o, nil
 }
 
-// twinSuffix ends the name of the IPv6 slice beside an IPv4 one.
-const twinSuffix = "-v6"
+// TwinSuffix ends the name of the IPv6 slice beside an IPv4 one.
+const TwinSuffix = "-v6"
 
 // dualStack joins an object and its IPv6 counterpart: addresses of both in one
 // Service or Node, two slices side by side.
-func dualStack(four, six object) []object {
+func dualStack(four, six Object) []Object {
 	switch o := four.(type) {
 	case *corev1.Service:
 		o6 := six.(*corev1.Service)
@@ -189,11 +191,11 @@ func dualStack(four, six object) []object {
 		o.Spec.CIDRs = union(o.Spec.CIDRs, six.(*networkingv1.ServiceCIDR).Spec.CIDRs)
 	case *discoveryv1.EndpointSlice:
 		if o.AddressType == discoveryv1.AddressTypeIPv4 {
-			six.SetName(six.GetName() + twinSuffix)
-			return []object{four, six}
+			six.SetName(six.GetName() + TwinSuffix)
+			return []Object{four, six}
 		}
 	}
-	return []object{four}
+	return []Object{four}
 }
 
 func union(a, b []string) []string {
@@ -205,11 +207,11 @@ func union(a, b []string) []string {
 	return a
 }
 
-// encode is the object as a manifest.
-func encode(o object) ([]byte, error) {
+// Encode is the object as a manifest.
+func Encode(o Object) ([]byte, error) {
 	b, err := yamljson.Marshal(o)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", keyOf(o), err)
+		return nil, fmt.Errorf("encode %s: %w", KeyOf(o), err)
 	}
 	return bytes.ReplaceAll(b, []byte("  creationTimestamp: null\n"), nil), nil
 }

@@ -1,4 +1,4 @@
-package scenario
+package subject
 
 import (
 	"fmt"
@@ -7,33 +7,38 @@ import (
 	"strings"
 
 	yamljson "sigs.k8s.io/yaml"
+
+	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
-// settingsFile is the proxy's configuration file. It lies as a mounted ConfigMap
+// SettingsFile is the proxy's configuration file. It lies as a mounted ConfigMap
 // does: the file is a symlink through a symlinked folder, which is swapped as a
 // whole.
-type settingsFile struct {
+type SettingsFile struct {
 	dir      string
 	versions int
 }
 
+// Where the configuration file of a run is.
 const (
-	configDir    = "config" // below the folder of the run
-	settingsName = "config.yaml"
+	ConfigDir    = "config" // below the folder of the run
+	SettingsName = "config.yaml"
 )
 
-func newSettingsFile(dir string) (*settingsFile, error) {
+// NewSettingsFile makes the folder; there is no file before the first Write.
+func NewSettingsFile(dir string) (*SettingsFile, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the configuration folder: %w", err)
 	}
-	err := os.Symlink(filepath.Join("..data", settingsName), filepath.Join(dir, settingsName))
-	return &settingsFile{dir: dir}, err
+	err := os.Symlink(filepath.Join("..data", SettingsName), filepath.Join(dir, SettingsName))
+	return &SettingsFile{dir: dir}, err
 }
 
-func (f *settingsFile) path() string { return filepath.Join(f.dir, settingsName) }
+// Path is the file's name, the same for all versions.
+func (f *SettingsFile) Path() string { return filepath.Join(f.dir, SettingsName) }
 
-// write puts a new version in force in one step and removes the old one.
-func (f *settingsFile) write(data []byte) error {
+// Write puts a new version in force in one step and removes the old one.
+func (f *SettingsFile) Write(data []byte) error {
 	data0 := filepath.Join(f.dir, "..data")
 	old, _ := os.Readlink(data0)
 	f.versions++
@@ -41,7 +46,7 @@ func (f *settingsFile) write(data []byte) error {
 	if err := os.Mkdir(filepath.Join(f.dir, version), 0o755); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(f.dir, version, settingsName), data, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(f.dir, version, SettingsName), data, 0o644); err != nil {
 		return err
 	}
 	tmp := filepath.Join(f.dir, "..data_tmp")
@@ -57,17 +62,17 @@ func (f *settingsFile) write(data []byte) error {
 	return os.RemoveAll(filepath.Join(f.dir, old))
 }
 
-// configuration is the runner's own KubeProxyConfiguration with a fragment laid
+// Configuration is the runner's own KubeProxyConfiguration with a fragment laid
 // over it. A fragment that is no YAML mapping is the whole file: that is how a
 // scenario writes a broken one.
-func (w *world) configuration(mode, kubeconfig string, fragment []byte) ([]byte, error) {
+func Configuration(w *world.World, mode, kubeconfig string, fragment []byte) ([]byte, error) {
 	quick := map[string]any{"minSyncPeriod": "10ms"}
 	base := map[string]any{
 		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
 		"kind":             "KubeProxyConfiguration",
 		"mode":             mode,
-		"hostnameOverride": w.nodeName,
-		"clusterCIDR":      clusterCIDR.String() + "," + prefixPods.String(),
+		"hostnameOverride": w.NodeName,
+		"clusterCIDR":      world.ClusterCIDR.String() + "," + world.PodsV6.String(),
 		// The kernel's conntrack sizes are the machine's, not the node's.
 		"conntrack": map[string]any{"maxPerCore": 0, "min": 0},
 		"iptables":  quick, "nftables": quick, "ipvs": quick,
@@ -79,23 +84,23 @@ func (w *world) configuration(mode, kubeconfig string, fragment []byte) ([]byte,
 	if err := yamljson.Unmarshal(fragment, &over); err != nil {
 		return fragment, nil
 	}
-	if err := w.mapSettings(over); err != nil {
+	if err := mapSettings(w, over); err != nil {
 		return nil, err
 	}
 	return yamljson.Marshal(overlay(base, over))
 }
 
 // mapSettings fits the addresses in a fragment to the family set.
-func (w *world) mapSettings(over map[string]any) error {
-	switch w.families {
-	case Only6:
-		_, err := mapTree(over)
+func mapSettings(w *world.World, over map[string]any) error {
+	switch w.Families {
+	case world.Only6:
+		_, err := world.MapTree(over)
 		return err
-	case Dual:
+	case world.Dual:
 		if list, ok := over["nodePortAddresses"].([]any); ok {
 			for _, e := range list[:len(list):len(list)] {
 				s, _ := e.(string)
-				t, isAddr, err := twin(s)
+				t, isAddr, err := world.Twin(s)
 				if err != nil {
 					return err
 				}
@@ -106,7 +111,7 @@ func (w *world) mapSettings(over map[string]any) error {
 			over["nodePortAddresses"] = list
 		}
 		if s, ok := over["clusterCIDR"].(string); ok && !strings.Contains(s, ",") {
-			t, isAddr, err := twin(s)
+			t, isAddr, err := world.Twin(s)
 			if err != nil {
 				return err
 			}

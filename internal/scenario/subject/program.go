@@ -1,4 +1,4 @@
-package scenario
+package subject
 
 import (
 	"bytes"

@@ -1,4 +1,7 @@
-package scenario
+// Package world is the small world of a scenario as data: its hosts, the addresses
+// of both families that they and Services have, the words of the script that name
+// them, and the Kubernetes objects in it. It makes nothing; a stage does.
+package world
 
 import (
 	"fmt"
@@ -7,6 +10,19 @@ import (
 	"strconv"
 	"strings"
 )
+
+// Families is the set of address families that one run of a scenario uses.
+type Families uint8
+
+// The family sets, in the order in which a header line names them.
+const (
+	AsWritten Families = iota // no header line: addresses are what they are
+	Only4                     // single-stack IPv4
+	Only6                     // IPv4 literals stand for their IPv6 counterparts
+	Dual                      // objects are dual-stack and every flow is checked in both families
+)
+
+func (f Families) String() string { return [...]string{"", "4", "6", "dual"}[f] }
 
 // The IPv6 counterparts of IPv4 addresses. The ranges of the world carry the
 // decimal digits of the address as they are (10.61.1.250 is 2001:db8:61:1::250);
@@ -19,9 +35,13 @@ import (
 //	203.0.113.z   2001:db8:113::z      load balancers, in hexadecimal
 //	a.b.c.d       2001:db8:4::a.b.c.d  anything else
 
+// The cluster's pod range and its Service range in IPv6.
 var (
-	prefixPods    = netip.MustParsePrefix("2001:db8:61::/48")
-	prefixService = netip.MustParsePrefix("2001:db8:62::/112")
+	PodsV6     = netip.MustParsePrefix("2001:db8:61::/48")
+	ServicesV6 = netip.MustParsePrefix("2001:db8:62::/112")
+)
+
+var (
 	prefixNodes   = netip.MustParsePrefix("2001:db8:1::/64")
 	prefixOutside = netip.MustParsePrefix("2001:db8:51::/120")
 	prefixLB      = netip.MustParsePrefix("2001:db8:113::/120")
@@ -41,8 +61,8 @@ func setGroup(a netip.Addr, group int, v uint16) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// counterpart returns the IPv6 address that stands for an IPv4 address.
-func counterpart(a netip.Addr) (netip.Addr, error) {
+// Counterpart returns the IPv6 address that stands for an IPv4 address.
+func Counterpart(a netip.Addr) (netip.Addr, error) {
 	b := a.As4()
 	switch {
 	case a.IsLoopback():
@@ -50,11 +70,11 @@ func counterpart(a netip.Addr) (netip.Addr, error) {
 	case a.IsUnspecified():
 		return netip.IPv6Unspecified(), nil
 	case b[0] == 10 && b[1] == 61:
-		return setGroup(setGroup(prefixPods.Addr(), 3, digits(b[2])), 7, digits(b[3])), nil
+		return setGroup(setGroup(PodsV6.Addr(), 3, digits(b[2])), 7, digits(b[3])), nil
 	case b[0] == 10 && b[1] == 62 && b[2] == 0:
-		return setGroup(prefixService.Addr(), 7, digits(b[3])), nil
+		return setGroup(ServicesV6.Addr(), 7, digits(b[3])), nil
 	case b[0] == 10 && b[1] == 62 && b[2] > 2:
-		return setGroup(prefixService.Addr(), 7, uint16(b[2])<<8|uint16(b[3])), nil
+		return setGroup(ServicesV6.Addr(), 7, uint16(b[2])<<8|uint16(b[3])), nil
 	case b[0] == 10 && b[1] == 62:
 		return netip.Addr{}, fmt.Errorf("address %s has no IPv6 counterpart: use 10.62.0.z or 10.62.3.0 and above", a)
 	case b[0] == 192 && b[1] == 0 && b[2] == 2:
@@ -77,7 +97,7 @@ func counterpartPrefix(p netip.Prefix) (netip.Prefix, error) {
 	if p.Addr().IsLoopback() {
 		return netip.PrefixFrom(netip.IPv6Loopback(), 128), nil
 	}
-	a, err := counterpart(p.Addr())
+	a, err := Counterpart(p.Addr())
 	if err != nil {
 		return netip.Prefix{}, err
 	}
@@ -87,11 +107,11 @@ func counterpartPrefix(p netip.Prefix) (netip.Prefix, error) {
 	case bits == 32:
 		return netip.PrefixFrom(a, 128), nil
 	case b[0] == 10 && b[1] == 61 && bits == 16:
-		return prefixPods, nil
+		return PodsV6, nil
 	case b[0] == 10 && b[1] == 61 && bits == 24, b[0] == 192 && b[1] == 0 && b[2] == 2 && bits == 24:
 		return netip.PrefixFrom(a, 64), nil
 	case b[0] == 10 && b[1] == 62 && bits == 16:
-		return prefixService, nil
+		return ServicesV6, nil
 	case b[0] == 10 && (b[1] == 61 || b[1] == 62), b[0] == 192 && b[1] == 0 && b[2] == 2:
 		decimal = true
 	}
@@ -101,11 +121,11 @@ func counterpartPrefix(p netip.Prefix) (netip.Prefix, error) {
 	return netip.PrefixFrom(a, 96+bits), nil
 }
 
-// twin returns the counterpart of a text that is one IPv4 address or range; ok is
+// Twin returns the counterpart of a text that is one IPv4 address or range; ok is
 // false if it is none.
-func twin(s string) (out string, ok bool, err error) {
+func Twin(s string) (out string, ok bool, err error) {
 	if a, e := netip.ParseAddr(s); e == nil && a.Is4() {
-		a, err = counterpart(a)
+		a, err = Counterpart(a)
 		return a.String(), true, err
 	}
 	if p, e := netip.ParsePrefix(s); e == nil && p.Addr().Is4() {
@@ -117,13 +137,13 @@ func twin(s string) (out string, ok bool, err error) {
 
 var literal = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+(/\d+|:\d+)?`)
 
-// mapText replaces the IPv4 addresses, ranges and address:port pairs in a text by
+// MapText replaces the IPv4 addresses, ranges and address:port pairs in a text by
 // their counterparts.
-func mapText(s string) (string, error) {
+func MapText(s string) (string, error) {
 	var first error
 	out := literal.ReplaceAllStringFunc(s, func(m string) string {
 		host, port, hasPort := strings.Cut(m, ":")
-		t, ok, err := twin(host)
+		t, ok, err := Twin(host)
 		if err != nil && first == nil {
 			first = err
 		}
@@ -140,17 +160,17 @@ func mapText(s string) (string, error) {
 
 // mapAddrPort returns the counterpart of an IPv4 address and port.
 func mapAddrPort(a netip.AddrPort) (netip.AddrPort, error) {
-	c, err := counterpart(a.Addr())
+	c, err := Counterpart(a.Addr())
 	return netip.AddrPortFrom(c, a.Port()), err
 }
 
-// mapTree replaces every string of a decoded YAML document that is an IPv4 address
+// MapTree replaces every string of a decoded YAML document that is an IPv4 address
 // or range, or names the family, by its counterpart.
-func mapTree(v any) (any, error) {
+func MapTree(v any) (any, error) {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, e := range v {
-			m, err := mapTree(e)
+			m, err := MapTree(e)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", k, err)
 			}
@@ -158,7 +178,7 @@ func mapTree(v any) (any, error) {
 		}
 	case []any:
 		for i, e := range v {
-			m, err := mapTree(e)
+			m, err := MapTree(e)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", strconv.Itoa(i), err)
 			}
@@ -170,7 +190,7 @@ func mapTree(v any) (any, error) {
 		}
 		parts := strings.Split(v, ",") // clusterCIDR is a list in one string
 		for i, p := range parts {
-			t, _, err := twin(strings.TrimSpace(p))
+			t, _, err := Twin(strings.TrimSpace(p))
 			if err != nil {
 				return nil, err
 			}

@@ -1,4 +1,4 @@
-package scenario
+package world
 
 import (
 	"fmt"
@@ -10,12 +10,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// objects remembers the identity of what exists, as the API server gives it: a
+// Identities remembers the identity of what exists, as the API server gives it: a
 // name that is applied again stays the same object, one that was deleted comes
 // back as another, younger one.
-type objects struct {
+type Identities struct {
 	made int
-	ids  map[key]identity
+	ids  map[Key]identity
 }
 
 type identity struct {
@@ -28,9 +28,9 @@ type identity struct {
 // must not depend on the clock.
 var epoch = time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// stamp gives the object its identity. A creation time in the file stands.
-func (s *objects) stamp(o object) {
-	k := keyOf(o)
+// Stamp gives the object its identity. A creation time in the file stands.
+func (s *Identities) Stamp(o Object) {
+	k := KeyOf(o)
 	id, ok := s.ids[k]
 	if !ok {
 		s.made++
@@ -39,7 +39,7 @@ func (s *objects) stamp(o object) {
 			created: metav1.NewTime(epoch.Add(time.Duration(s.made) * time.Second)),
 		}
 		if s.ids == nil {
-			s.ids = map[key]identity{}
+			s.ids = map[Key]identity{}
 		}
 		s.ids[k] = id
 	}
@@ -51,8 +51,11 @@ func (s *objects) stamp(o object) {
 	}
 }
 
-func (s *objects) has(k key) bool { _, ok := s.ids[k]; return ok }
-func (s *objects) forget(k key)   { delete(s.ids, k) }
+// Has reports whether there is such an object.
+func (s *Identities) Has(k Key) bool { _, ok := s.ids[k]; return ok }
+
+// Forget ends an identity.
+func (s *Identities) Forget(k Key) { delete(s.ids, k) }
 
 // Labels of the world's Nodes.
 const (
@@ -60,22 +63,22 @@ const (
 	labelZone     = "topology.kubernetes.io/zone"
 )
 
-// nodeObject is the Node under test as it is now.
-func (w *world) nodeObject() object {
-	n := newNode(w.nodeName)
-	if w.zone != "" {
-		n.Labels[labelZone] = w.zone
+// NodeObject is the Node under test as it is now.
+func (w *World) NodeObject() Object {
+	n := newNode(w.NodeName)
+	if w.Zone != "" {
+		n.Labels[labelZone] = w.Zone
 	}
-	for _, p := range w.podCIDRs {
+	for _, p := range w.PodCIDRs {
 		n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, p.String())
 	}
 	// The kubelet reports one address of each family.
 	order := []bool{false, true}
-	if w.families == Only6 {
+	if w.Families == Only6 {
 		order = []bool{true, false}
 	}
 	for _, v6 := range order {
-		if a, err := w.node().addr(v6); err == nil {
+		if a, err := w.Node().Addr(v6); err == nil {
 			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
 		}
 	}
@@ -83,27 +86,27 @@ func (w *world) nodeObject() object {
 }
 
 func newNode(name string) *corev1.Node {
-	_, gvk, _ := newObject("Node")
+	_, gvk, _ := NewObject("Node")
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{labelHostname: name}}}
 	n.SetGroupVersionKind(gvk)
 	return n
 }
 
-// givenObjects are those that exist before the script applies any.
-func (w *world) givenObjects() []object {
-	_, gvk, _ := newObject("ServiceCIDR")
+// GivenObjects are those that exist before the script applies any.
+func (w *World) GivenObjects() []Object {
+	_, gvk, _ := NewObject("ServiceCIDR")
 	cidr := &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{serviceRange.String(), prefixService.String()}},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{serviceRange.String(), ServicesV6.String()}},
 	}
 	cidr.SetGroupVersionKind(gvk)
-	out := []object{w.nodeObject(), cidr}
-	for _, o := range neighbours {
-		n := newNode(o.name)
-		for _, p := range mustBoth(o.pods) {
+	out := []Object{w.NodeObject(), cidr}
+	for _, o := range Neighbours {
+		n := newNode(o.Name)
+		for _, p := range MustBoth(o.Pods) {
 			n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, p.String())
 		}
-		for _, a := range mustPair(o.addr) {
+		for _, a := range MustPair(o.Addr) {
 			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
 		}
 		out = append(out, n)

@@ -1,4 +1,4 @@
-package scenario
+package world
 
 import (
 	"errors"
@@ -10,11 +10,14 @@ type usageError struct{ message string }
 
 func (e *usageError) Error() string { return e.message }
 
-func usagef(format string, args ...any) error {
+// Usagef returns an error in what the script says: one that fails also where a
+// command must fail.
+func Usagef(format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...)}
 }
 
-func isUsage(err error) bool {
+// IsUsage reports whether an error is one of Usagef.
+func IsUsage(err error) bool {
 	var u *usageError
 	return errors.As(err, &u)
 }
