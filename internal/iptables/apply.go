@@ -12,6 +12,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 // chainsPerRestore is how many chains the nft store is given at once: the time
@@ -132,7 +133,7 @@ func (f *family) write(ctx context.Context, undo map[plan.ID]*plan.ServicePort) 
 		return f.blame(in, err), err
 	}
 	for _, s := range sections {
-		for _, c := range slices.Concat(s.flush, s.deletes) {
+		for _, c := range slices.Concat(s.Flush, s.Delete) {
 			f.track.Done(c)
 		}
 	}
@@ -146,36 +147,29 @@ func (f *family) write(ctx context.Context, undo map[plan.ID]*plan.ServicePort) 
 }
 
 // blame returns whose line a failure names; the zero ID if nobody's.
-func (f *family) blame(in *input, err error) plan.ID {
+func (f *family) blame(in *rule.Input[plan.ID], err error) plan.ID {
 	var re *sys.RestoreError
 	if in == nil || !errors.As(err, &re) {
 		return plan.ID{}
 	}
-	id, _ := in.owner(re.Line)
-	return id
+	return in.Owner(re.Line)
 }
 
 // restore writes sections in one run of iptables-restore.
-func (f *family) restore(ctx context.Context, sections []*section) (*input, error) {
-	sections = slices.DeleteFunc(slices.Clone(sections), (*section).empty)
+func (f *family) restore(ctx context.Context, sections []*section) (*rule.Input[plan.ID], error) {
+	sections = slices.DeleteFunc(slices.Clone(sections), (*section).Empty)
 	for _, t := range []sys.Table{sys.NAT, sys.Filter} {
 		f.env.Stats.Set("sync_proxy_rules_iptables_last", 0, string(t), f.family.String())
 	}
 	if len(sections) == 0 {
 		return nil, nil
 	}
-	in := &input{r: f.r, rules: map[sys.Table]int{}}
-	err := f.tables.Restore(ctx, func(w *bufio.Writer) error {
-		in.w = w
-		for _, s := range sections {
-			in.section(s, f.tables.Store())
-		}
-		return in.err
-	})
+	in := &rule.Input[plan.ID]{}
+	err := f.tables.Restore(ctx, func(w *bufio.Writer) error { return in.Write(w, f.tables.Store(), sections) })
 	if err != nil {
 		return in, fmt.Errorf("write %s rules: %w", f.family, err)
 	}
-	for t, n := range in.rules {
+	for t, n := range in.Rules {
 		f.env.Stats.Set("sync_proxy_rules_iptables_last", float64(n), string(t), f.family.String())
 	}
 	return in, nil
@@ -188,13 +182,13 @@ func (f *family) sections(undo map[plan.ID]*plan.ServicePort) []*section {
 	nat, filter := f.pending(sys.NAT), f.pending(sys.Filter)
 	gaining, losing := map[plan.ID]*plan.ServicePort{}, false
 	for id, old := range undo {
-		if gains(old, f.services[id]) {
+		if begins(old, f.services[id]) {
 			gaining[id] = old
 		}
-		losing = losing || losses(old, f.services[id])
+		losing = losing || begins(f.services[id], old)
 	}
 	shared := f.sharedText()
-	nat.shared, filter.shared = shared, shared
+	nat.Shared, filter.Shared = shared, shared
 	switch {
 	case len(gaining) == 0:
 		return []*section{filter, nat}
@@ -209,69 +203,61 @@ func (f *family) sections(undo map[plan.ID]*plan.ServicePort) []*section {
 // rewrite the same chains.
 func (f *family) between(filter *section, gaining map[plan.ID]*plan.ServicePort) *section {
 	r := f.r.common(f.each(gaining), f.health)
-	s := &section{table: sys.Filter, rewrite: map[chainID]struct{}{}, insert: filter.insert}
-	filter.insert = nil
-	s.shared = r.clone()
-	for _, c := range s.shared.chains {
-		if !c.id.filter {
+	s := &section{Table: sys.Filter, Insert: filter.Insert, Owned: filter.Owned}
+	filter.Insert = nil
+	s.Shared = r.Clone()
+	for _, c := range s.Shared.Chains {
+		if c.Chain.Table() != sys.Filter {
 			continue
 		}
-		if have, ok := f.track.Exists(c.id); ok && have == f.hash.sum(s.shared.text(c)) && !f.track.Pending(c.id) {
+		if have, ok := f.track.Exists(c.Chain); ok && have == f.hash.Sum(s.Shared.Text(c)) && !f.track.Pending(c.Chain) {
 			continue
 		}
-		s.flush = append(s.flush, c.id)
-		s.rewrite[c.id] = struct{}{}
-		if _, wanted := f.track.Wanted(c.id); !wanted {
-			if !slices.Contains(filter.deletes, c.id) {
-				filter.deletes = append(filter.deletes, c.id)
+		s.Rewrite(c.Chain)
+		if _, wanted := f.track.Wanted(c.Chain); !wanted {
+			if !slices.Contains(filter.Delete, c.Chain) {
+				filter.Delete = append(filter.Delete, c.Chain)
 			}
-		} else if _, ok := filter.rewrite[c.id]; !ok {
-			filter.flush = append(filter.flush, c.id)
-			filter.rewrite[c.id] = struct{}{}
+		} else {
+			filter.Rewrite(c.Chain)
 		}
 	}
 	// Chains for source ranges that are new must be there already.
-	for _, c := range filter.flush {
+	for _, c := range filter.Flush {
 		if _, exists := f.track.Exists(c); !exists && strings.HasPrefix(c.String(), prefixSources) {
-			if _, ok := s.rewrite[c]; !ok {
-				s.flush = append(s.flush, c)
-				s.rewrite[c] = struct{}{}
-			}
+			s.Rewrite(c)
 		}
 	}
-	s.services = filter.services
 	return s
 }
 
 // pending collects what is pending in a table.
 func (f *family) pending(t sys.Table) *section {
-	s := &section{table: t, rewrite: map[chainID]struct{}{}}
+	s := &section{Table: t, Owned: f.owned(f.dirtyServices())}
 	for c := range f.track.Writes() {
-		if c.table() == t {
-			s.flush = append(s.flush, c)
-			s.rewrite[c] = struct{}{}
+		if c.Table() == t {
+			s.Rewrite(c)
 		}
 	}
 	for c := range f.track.Deletes() {
-		if c.table() != t {
+		if c.Table() != t {
 			continue
 		}
 		if _, ok := f.kernel.pinned[c]; ok {
-			s.flush = append(s.flush, c) // somebody else's rule leads there
+			s.Rewrite(c) // somebody else's rule leads there
 			continue
 		}
-		s.deletes = append(s.deletes, c)
+		s.Delete = append(s.Delete, c)
 	}
-	if f.tables.Store() == sys.NFT && len(s.deletes) > chainsPerRestore {
-		s.deletes = nil // see deleteInParts
+	if f.tables.Store() == sys.NFT && len(s.Delete) > chainsPerRestore {
+		s.Delete = nil // see deleteInParts
 	}
-	s.services = f.dirtyServices()
 	for _, j := range f.kernel.missing {
 		if j.table == t {
-			s.insert = append(s.insert, j)
+			s.Insert = append(s.Insert, j.jumping())
 		}
 	}
-	s.remove = f.kernel.surplus[t]
+	s.Remove = f.kernel.surplus[t]
 	return s
 }
 
@@ -286,145 +272,8 @@ func (f *family) dirtyServices() []*plan.ServicePort {
 	return out
 }
 
-// writeInParts writes the chains of Service ports, a few hundred at a time, before
-// anything new leads to them.
-func (f *family) writeInParts(ctx context.Context) (plan.ID, error) {
-	basics := []string{chainMarkMasq, chainMasqOthers}
-	nat, filter := f.newPart()
-	r := f.r.common(func(func(*plan.ServicePort) bool) {}, nil)
-	nat.shared = r.clone()
-	for _, name := range basics {
-		if c := natChain(name); f.track.Pending(c) {
-			if _, wanted := f.track.Wanted(c); wanted {
-				nat.add(c)
-			}
-		}
-	}
-	for _, sp := range f.dirtyServices() {
-		for _, c := range f.r.service(sp).chains {
-			if f.track.Pending(c.id) {
-				map[bool]*section{false: nat, true: filter}[c.id.filter].add(c.id)
-			}
-		}
-		nat.services, filter.services = append(nat.services, sp), append(filter.services, sp)
-		if len(nat.flush) >= chainsPerRestore {
-			if owner, err := f.writePart(ctx, nat, filter); err != nil {
-				return owner, err
-			}
-			nat, filter = f.newPart()
-		}
-	}
-	return f.writePart(ctx, nat, filter)
-}
-
-func (f *family) newPart() (nat, filter *section) {
-	return &section{table: sys.NAT, rewrite: map[chainID]struct{}{}}, &section{table: sys.Filter, rewrite: map[chainID]struct{}{}}
-}
-
-func (s *section) add(c chainID) {
-	s.flush = append(s.flush, c)
-	s.rewrite[c] = struct{}{}
-}
-
-func (f *family) writePart(ctx context.Context, nat, filter *section) (plan.ID, error) {
-	in, err := f.restore(ctx, []*section{filter, nat})
-	if err != nil {
-		return f.blame(in, err), err
-	}
-	for _, c := range slices.Concat(nat.flush, filter.flush) {
-		f.track.Done(c)
-	}
-	for _, sp := range nat.services {
-		delete(f.dirty, sp.ID)
-	}
-	return plan.ID{}, nil
-}
-
-// deleteInParts removes chains to which nothing leads any more, a few hundred at a
-// time and those first that lead to others.
-func (f *family) deleteInParts(ctx context.Context) error {
-	stale := slices.SortedFunc(f.track.Deletes(), func(a, b chainID) int {
-		if r := deleteRank(a) - deleteRank(b); r != 0 {
-			return r
-		}
-		return strings.Compare(a.String(), b.String())
-	})
-	for part := range slices.Chunk(stale, chainsPerRestore) {
-		nat, filter := f.newPart()
-		for _, c := range part {
-			s := map[bool]*section{false: nat, true: filter}[c.filter]
-			s.deletes = append(s.deletes, c)
-		}
-		if _, err := f.restore(ctx, []*section{filter, nat}); err != nil {
-			return err
-		}
-		for _, c := range part {
-			f.track.Done(c)
-		}
-	}
-	return nil
-}
-
-// deleteRank orders chains so that none comes before one that leads to it.
-func deleteRank(c chainID) int {
-	for i, prefix := range []string{prefixAddr, prefixPort, prefixSources, prefixExternal, prefixService, prefixLocal, prefixEndpoint} {
-		if strings.HasPrefix(c.String(), prefix) {
-			return i
-		}
-	}
-	return -1
-}
-
-// bisect finds the Service ports whose chains the kernel refuses, by writing the
-// chains of ever fewer. Nothing new leads to them yet. If none is found, why is the
-// error that stays.
-func (f *family) bisect(ctx context.Context, why error) (map[plan.ID]error, error) {
-	culprits := map[plan.ID]error{}
-	var try func(part []*plan.ServicePort) error
-	try = func(part []*plan.ServicePort) error {
-		err := f.writeAlone(ctx, part)
-		var re *sys.RestoreError
-		if err == nil {
-			return nil
-		}
-		if !errors.As(err, &re) || re.Busy || len(culprits) >= maxRefused {
-			return err
-		}
-		if len(part) == 1 {
-			culprits[part[0].ID] = err
-			return nil
-		}
-		return errors.Join(try(part[:len(part)/2]), try(part[len(part)/2:]))
-	}
-	if services := f.dirtyServices(); len(services) > 0 {
-		if err := try(services); err != nil {
-			return culprits, err
-		}
-	}
-	return culprits, why
-}
-
-// writeAlone writes the pending chains of some Service ports.
-func (f *family) writeAlone(ctx context.Context, services []*plan.ServicePort) error {
-	nat, filter := f.newPart()
-	nat.services, filter.services = services, services
-	if _, exists := f.track.Exists(natChain(chainMarkMasq)); !exists {
-		r := f.r.common(func(func(*plan.ServicePort) bool) {}, nil)
-		nat.shared = r.clone()
-		nat.add(natChain(chainMarkMasq))
-	}
-	for _, sp := range services {
-		for _, c := range f.r.service(sp).chains {
-			if f.track.Pending(c.id) {
-				map[bool]*section{false: nat, true: filter}[c.id.filter].add(c.id)
-			}
-		}
-	}
-	_, err := f.writePart(ctx, nat, filter)
-	return err
-}
-
 func (f *family) tellTotals() {
-	f.env.Stats.Set("sync_proxy_rules_iptables_total", float64(f.total(false)), string(sys.NAT), f.family.String())
-	f.env.Stats.Set("sync_proxy_rules_iptables_total", float64(f.total(true)), string(sys.Filter), f.family.String())
+	for _, t := range []sys.Table{sys.NAT, sys.Filter} {
+		f.env.Stats.Set("sync_proxy_rules_iptables_total", float64(f.total(t)), string(t), f.family.String())
+	}
 }

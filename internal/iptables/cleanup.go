@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 // stores finds every store of a family.
@@ -54,58 +54,53 @@ func cleanup(ctx context.Context, env dataplane.Env, find stores) error {
 // meaning for them.
 func removeAll(ctx context.Context, t sys.Tables) (int, error) {
 	kubelet := false
-	var found []*scan
-	chains := map[sys.Table][]chainID{}
+	var found []*rule.Scan
+	chains := map[sys.Table][]rule.Chain{}
 	for _, table := range []sys.Table{sys.Mangle, sys.Filter, sys.NAT} {
 		s := newScan(table)
-		s.own = func(chain string) bool {
+		s.Own = func(chain string) bool {
 			kubelet = kubelet || chain == "KUBE-KUBELET-CANARY"
 			return ours(table, chain) || table == sys.Filter && chain == chainFirewall
 		}
-		s.chain = func(c chainID, _ []byte) error {
+		s.Each = func(c rule.Chain, _ []byte) error {
 			chains[table] = append(chains[table], c)
 			return nil
 		}
-		if err := s.read(ctx, t); err != nil {
+		if err := s.Read(ctx, t); err != nil {
 			return 0, err
 		}
 		found = append(found, s)
 	}
 	removed := 0
 	for _, s := range found {
-		sec := removal(s, chains[s.table], kubelet)
-		removed += len(sec.deletes)
+		sec := removal(s, chains[s.Table], kubelet)
+		removed += len(sec.Delete)
 		if err := remove(ctx, t, sec); err != nil {
-			return removed, fmt.Errorf("table %s: %w", s.table, err)
+			return removed, fmt.Errorf("table %s: %w", s.Table, err)
 		}
 	}
 	return removed, nil
 }
 
 // removal plans what to take out of a table.
-func removal(s *scan, chains []chainID, kubelet bool) *section {
-	sec := &section{table: s.table, rewrite: map[chainID]struct{}{}}
-	keep := func(c chainID) bool { return kubelet && c.String() == chainFirewall }
-	for _, j := range s.jumps {
-		if !keep(inTable(s.table, targetOf(j.rule))) {
-			sec.remove = append(sec.remove, j.from+" "+j.rule)
+func removal(s *rule.Scan, chains []rule.Chain, kubelet bool) *section {
+	sec := &section{Table: s.Table}
+	keep := func(c rule.Chain) bool { return kubelet && c.String() == chainFirewall }
+	for _, j := range s.Jumps {
+		if !keep(rule.In(s.Table, rule.Target(j.Rule))) {
+			sec.Remove = append(sec.Remove, j)
 		}
 	}
 	for _, c := range chains {
 		switch {
 		case keep(c):
-		case !slices.Contains(s.pinned, c):
-			sec.deletes = append(sec.deletes, c)
+		case !slices.Contains(s.Pinned, c):
+			sec.Delete = append(sec.Delete, c)
 		case c.String() != chainMarkMasq:
-			sec.flush = append(sec.flush, c)
+			sec.Rewrite(c)
 		}
 	}
-	slices.SortFunc(sec.deletes, func(a, b chainID) int {
-		if r := deleteRank(a) - deleteRank(b); r != 0 {
-			return r
-		}
-		return strings.Compare(a.String(), b.String())
-	})
+	slices.SortFunc(sec.Delete, deleteOrder)
 	return sec
 }
 
@@ -115,22 +110,21 @@ func remove(ctx context.Context, t sys.Tables, sec *section) error {
 	if t.Store() == sys.NFT {
 		parts = nil
 		rest := *sec
-		for len(rest.deletes) > chainsPerRestore {
+		for len(rest.Delete) > chainsPerRestore {
 			part := rest
-			part.deletes = rest.deletes[:chainsPerRestore]
+			part.Delete = rest.Delete[:chainsPerRestore]
 			parts = append(parts, &part)
-			rest = section{table: sec.table, rewrite: sec.rewrite, deletes: rest.deletes[chainsPerRestore:]}
+			rest = section{Table: sec.Table, Delete: rest.Delete[chainsPerRestore:]}
 		}
 		parts = append(parts, &rest)
 	}
 	for _, p := range parts {
-		if p.empty() {
+		if p.Empty() {
 			continue
 		}
 		err := t.Restore(ctx, func(w *bufio.Writer) error {
-			in := &input{w: w, rules: map[sys.Table]int{}}
-			in.section(p, t.Store())
-			return in.err
+			var in rule.Input[plan.ID]
+			return in.Write(w, t.Store(), []*section{p})
 		})
 		if err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 // translated ends a filter chain for packets that were sent to an endpoint: their
@@ -19,47 +20,29 @@ const lastRule = "kubernetes service nodeports; NOTE: this must be the last rule
 
 func (r *renderer) natTop(d *dispatch) {
 	mark := fmt.Sprintf("0x%x", r.mark)
-	r.begin(natChain(chainMarkMasq))
-	r.add("-j MARK --set-xmark " + mark + "/" + mark)
-	r.begin(natChain(chainPostrouting))
-	r.add("-m mark ! --mark "+mark+"/"+mark, leave)
-	r.add("-j MARK --set-xmark " + mark + "/0x0") // so that a tunnel's packets are not translated again
-	r.add(comment("kubernetes service traffic requiring SNAT"), "-j MASQUERADE --random-fully")
-	r.begin(natChain(chainCanary))
-	r.begin(filterChain(chainCanary))
+	r.Begin(rule.NAT(chainMarkMasq))
+	r.Add("-j MARK --set-xmark " + mark + "/" + mark)
+	r.Begin(rule.NAT(chainPostrouting))
+	r.Add("-m mark ! --mark "+mark+"/"+mark, rule.Return)
+	r.Add("-j MARK --set-xmark " + mark + "/0x0") // so that a tunnel's packets are not translated again
+	r.Add(rule.Comment("kubernetes service traffic requiring SNAT"), "-j MASQUERADE --random-fully")
+	r.Begin(rule.NAT(chainCanary))
+	r.Begin(rule.Filter(chainCanary))
 	if len(r.pod) > 1 {
-		r.begin(natChain(chainMasqOthers))
+		r.Begin(rule.NAT(chainMasqOthers))
 		for _, p := range r.pod {
-			r.add(p, leave)
+			r.Add(p, rule.Return)
 		}
-		r.add(markMasq)
+		r.Add(markMasq)
 	}
-	top := tree{rules: &r.rules, id: natChain, addr: prefixAddr, port: prefixAddr}
-	r.begin(natChain(chainServices))
-	at := len(r.chains) - 1
-	top.write(d.addresses)
-	r.endWith(at, func() { r.toNodePorts(chainNodePorts) })
-	r.begin(natChain(chainNodePorts))
-	ports := tree{rules: &r.rules, id: natChain, port: prefixPort}
-	ports.write(d.ports)
-}
-
-// endWith adds rules to the end of a chain behind which others were begun already.
-func (r *rules) endWith(at int, add func()) {
-	tail := len(r.buf)
-	s := r.chains[at]
-	r.chains = append(r.chains, span{id: s.id, start: tail, end: tail})
-	add()
-	more := r.chains[len(r.chains)-1]
-	r.chains = r.chains[:len(r.chains)-1]
-	text := slices.Clone(r.buf[more.start:more.end])
-	r.buf = slices.Insert(r.buf[:tail], s.end, text...)
-	r.chains[at].end += len(text)
-	r.chains[at].rules += more.rules
-	for i := at + 1; i < len(r.chains); i++ {
-		r.chains[i].start += len(text)
-		r.chains[i].end += len(text)
-	}
+	top := rule.Tree{Set: &r.Set, Chain: rule.NAT, Prefix: prefixAddr}
+	r.Begin(rule.NAT(chainServices))
+	at := r.Mark()
+	top.Write(d.addresses)
+	r.AddTo(at, func() { r.toNodePorts(chainNodePorts) })
+	r.Begin(rule.NAT(chainNodePorts))
+	ports := rule.Tree{Set: &r.Set, Chain: rule.NAT, Prefix: prefixPort}
+	ports.Write(d.ports)
 }
 
 // toNodePorts leads packets to the addresses that accept node ports to a chain.
@@ -67,7 +50,7 @@ func (r *renderer) toNodePorts(chain string) {
 	np := r.node.NodePorts[r.family]
 	if !np.All {
 		for _, a := range np.Addrs {
-			r.add(toAddr(a), comment(lastRule), jumpTo(chain))
+			r.Add(rule.ToAddr(a), rule.Comment(lastRule), rule.Jump(chain))
 		}
 		return
 	}
@@ -75,32 +58,32 @@ func (r *renderer) toNodePorts(chain string) {
 	// port is served on them.
 	for _, a := range r.node.Addrs {
 		if plan.FamilyOf(a) == r.family && !a.IsLoopback() && !slices.Contains(np.Addrs, a) {
-			r.add(toAddr(a), comment("not for node ports"), leave)
+			r.Add(rule.ToAddr(a), rule.Comment("not for node ports"), rule.Return)
 		}
 	}
 	loopback := netip.MustParsePrefix("127.0.0.0/8")
 	if r.family == plan.IPv6 {
 		loopback = netip.MustParsePrefix("::1/128")
 	}
-	r.add("! "+to(loopback), comment(lastRule), dstLocal, jumpTo(chain))
+	r.Add("! "+rule.To(loopback), rule.Comment(lastRule), rule.DstLocal, rule.Jump(chain))
 }
 
 // filterServices refuses what was sent to a ClusterIP and not translated.
 func (r *renderer) filterServices(d *dispatch) {
-	r.begin(filterChain(chainServices))
-	at := len(r.chains) - 1
+	r.Begin(rule.Filter(chainServices))
+	at := r.Mark()
 	if len(d.cluster)+len(d.external)+len(d.extPorts) > 0 {
-		r.add(translated)
+		r.Add(translated)
 	}
-	t := tree{rules: &r.rules, id: filterChain, addr: prefixAddr, port: prefixAddr}
-	t.write(withoutRepeats(d.cluster))
-	r.endWith(at, func() {
+	t := rule.Tree{Set: &r.Set, Chain: rule.Filter, Prefix: prefixAddr}
+	t.Write(withoutRepeats(d.cluster))
+	r.AddTo(at, func() {
 		if len(d.external)+len(d.extPorts) > 0 {
-			r.add(comment("external addresses, from this node"), srcLocal, jumpTo(chainExternal))
+			r.Add(rule.Comment("external addresses, from this node"), rule.SrcLocal, rule.Jump(chainExternal))
 		}
 		for _, p := range r.node.ServiceCIDRs {
 			if plan.FamilyOf(p.Addr()) == r.family {
-				r.add(to(p.Masked()), comment("no Service has the address"), drop)
+				r.Add(rule.To(p.Masked()), rule.Comment("no Service has the address"), rule.Drop)
 			}
 		}
 	})
@@ -108,12 +91,12 @@ func (r *renderer) filterServices(d *dispatch) {
 
 // withoutRepeats keeps one entry for the ports that a ClusterIP does not have, for
 // each address. Entries without rules go.
-func withoutRepeats(entries []entry) []entry {
-	slices.SortFunc(entries, func(a, b entry) int { return a.compare(&b) })
+func withoutRepeats(entries []rule.Entry) []rule.Entry {
+	slices.SortFunc(entries, func(a, b rule.Entry) int { return a.Compare(&b) })
 	out := entries[:0]
 	for i, e := range entries {
-		repeats := e.proto == 0 && i > 0 && entries[i-1].proto == 0 && entries[i-1].addr == e.addr
-		if !repeats && len(e.rules) > 0 {
+		repeats := e.Proto == 0 && i > 0 && entries[i-1].Proto == 0 && entries[i-1].Addr == e.Addr
+		if !repeats && len(e.Rules) > 0 {
 			out = append(out, e)
 		}
 	}
@@ -123,31 +106,31 @@ func withoutRepeats(entries []entry) []entry {
 // filterExternal refuses or drops what was sent to an external address or a node
 // port and not translated.
 func (r *renderer) filterExternal(d *dispatch) {
-	r.begin(filterChain(chainExternal))
-	at := len(r.chains) - 1
+	r.Begin(rule.Filter(chainExternal))
+	at := r.Mark()
 	if len(d.external)+len(d.extPorts) > 0 {
-		r.add(translated)
+		r.Add(translated)
 	}
-	t := tree{rules: &r.rules, id: filterChain, addr: prefixExtAddr, port: prefixExtAddr}
-	t.write(d.external)
+	t := rule.Tree{Set: &r.Set, Chain: rule.Filter, Prefix: prefixExtAddr}
+	t.Write(d.external)
 	if len(d.extPorts) == 0 {
 		return
 	}
-	r.endWith(at, func() { r.toNodePorts(chainExternalPorts) })
-	r.begin(filterChain(chainExternalPorts))
-	ports := tree{rules: &r.rules, id: filterChain, port: prefixExtPort}
-	ports.write(d.extPorts)
+	r.AddTo(at, func() { r.toNodePorts(chainExternalPorts) })
+	r.Begin(rule.Filter(chainExternalPorts))
+	ports := rule.Tree{Set: &r.Set, Chain: rule.Filter, Prefix: prefixExtPort}
+	ports.Write(d.extPorts)
 }
 
 // filterFirewall checks source ranges.
 func (r *renderer) filterFirewall(d *dispatch) {
-	r.begin(filterChain(chainProxyFirewall))
+	r.Begin(rule.Filter(chainProxyFirewall))
 	if len(d.firewall) == 0 {
 		return
 	}
-	r.add(translated)
-	t := tree{rules: &r.rules, id: filterChain, addr: prefixFWAddr, port: prefixFWAddr}
-	t.write(d.firewall)
+	r.Add(translated)
+	t := rule.Tree{Set: &r.Set, Chain: rule.Filter, Prefix: prefixFWAddr}
+	t.Write(d.firewall)
 }
 
 // filterHealth lets health checks in, whatever the host's policy is.
@@ -159,40 +142,40 @@ func (r *renderer) filterHealth(health map[plan.HealthID]plan.HealthPort) {
 		}
 	}
 	slices.SortFunc(ids, plan.HealthID.Compare)
-	r.begin(filterChain(chainNodePorts))
+	r.Begin(rule.Filter(chainNodePorts))
 	if !r.liberal {
-		r.add(toInvalid)
+		r.Add(toInvalid)
 	}
 	for _, id := range ids {
-		r.add("-p tcp", comment(id.Service.String()+" health check node port"), dport(plan.TCP, health[id].Port), accept)
+		r.Add("-p tcp", rule.Comment(id.Service.String()+" health check node port"), rule.DPort(rule.TCP, health[id].Port), rule.Accept)
 	}
 }
 
 // filterForward lets Service traffic through, whatever the host's policy is.
 func (r *renderer) filterForward(d *dispatch) {
-	r.begin(filterChain(chainForward))
+	r.Begin(rule.Filter(chainForward))
 	if !r.liberal {
-		r.add(toInvalid)
+		r.Add(toInvalid)
 	}
 	mark := fmt.Sprintf("0x%x", r.mark)
-	r.add(comment("kubernetes forwarding rules"), "-m mark --mark "+mark+"/"+mark, accept)
-	r.add(comment("kubernetes forwarding conntrack rule"), "-m conntrack --ctstate RELATED,ESTABLISHED", accept)
-	own, ports := d.own.prefixes(), coverPorts(d.ownPorts)
+	r.Add(rule.Comment("kubernetes forwarding rules"), "-m mark --mark "+mark+"/"+mark, rule.Accept)
+	r.Add(rule.Comment("kubernetes forwarding conntrack rule"), "-m conntrack --ctstate RELATED,ESTABLISHED", rule.Accept)
+	own, ports := d.own.Prefixes(), rule.CoverPorts(d.ownPorts, mostCovered)
 	if len(own)+len(ports) == 0 {
 		return
 	}
-	r.add(comment("new flows to Services"), "-m conntrack --ctstate DNAT", jumpTo(chainAccept))
-	r.begin(filterChain(chainAccept))
+	r.Add(rule.Comment("new flows to Services"), "-m conntrack --ctstate DNAT", rule.Jump(chainAccept))
+	r.Begin(rule.Filter(chainAccept))
 	for _, p := range own {
-		r.add("-m conntrack --ctorigdst "+hostOrPrefix(p), accept)
+		r.Add("-m conntrack --ctorigdst "+hostOrPrefix(p), rule.Accept)
 	}
 	for _, in := range ports {
-		last := in.port | 0xffff>>in.bits
-		match := strconv.Itoa(int(in.port))
-		if last != in.port {
+		last := in.Port | 0xffff>>in.Bits
+		match := strconv.Itoa(int(in.Port))
+		if last != in.Port {
 			match += ":" + strconv.Itoa(int(last))
 		}
-		r.add(proto(in.proto), "-m conntrack --ctorigdstport "+match, accept)
+		r.Add(rule.Protocol(in.Proto), "-m conntrack --ctorigdstport "+match, rule.Accept)
 	}
 }
 

@@ -1,13 +1,14 @@
 package iptables
 
 import (
-	"hash/maphash"
 	"iter"
 	"maps"
 	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/delta"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 // Rules per endpoint lose their comments above mostCommented endpoints, and get
@@ -26,8 +27,8 @@ type desired struct {
 	mark    uint32
 	liberal bool
 
-	hash     hasher
-	track    *delta.Tracker[chainID, uint64]
+	hash     rule.Hasher
+	track    *delta.Tracker[rule.Chain, uint64]
 	services map[plan.ID]*plan.ServicePort
 	node     *plan.Node
 	health   map[plan.HealthID]plan.HealthPort
@@ -35,22 +36,22 @@ type desired struct {
 	r        *renderer
 
 	dirty     map[plan.ID]struct{} // some chain of it may have to be written
-	shared    []chainID            // chains that all packets pass, as wanted now
+	shared    []rule.Chain         // chains that all packets pass, as wanted now
 	stale     bool                 // these have to be rendered again
 	staleEnds bool                 // only the one that depends on endpoints has to be
-	text      *rules               // of those that are pending; nil if not rendered
-	rules     map[bool]int         // number of rules wanted, by "in table filter"
-	sharedNum map[bool]int         // of these, in the shared chains
+	text      *rule.Set            // of those that are pending; nil if not rendered
+	rules     map[sys.Table]int    // number of rules wanted, by table
+	sharedNum map[sys.Table]int    // of these, in the shared chains
 	recount   bool                 // rules is being summed up from nothing
 }
 
 func newDesired(f plan.Family, mark uint32, liberal bool) *desired {
 	return &desired{
 		family: f, mark: mark, liberal: liberal,
-		hash: hasher{maphash.MakeSeed()}, track: delta.New[chainID, uint64](),
+		hash: rule.NewHasher(), track: delta.New[rule.Chain, uint64](),
 		services: map[plan.ID]*plan.ServicePort{}, dirty: map[plan.ID]struct{}{},
 		health: map[plan.HealthID]plan.HealthPort{}, comments: true,
-		rules: map[bool]int{}, sharedNum: map[bool]int{},
+		rules: map[sys.Table]int{}, sharedNum: map[sys.Table]int{},
 	}
 }
 
@@ -146,13 +147,13 @@ func (d *desired) followHealth(all map[plan.HealthID]plan.HealthPort) {
 // set makes sp, nil for none, the wanted Service port of an ID.
 func (d *desired) set(id plan.ID, sp *plan.ServicePort) {
 	old := d.services[id]
-	before := map[chainID]struct{}{}
+	before := map[rule.Chain]struct{}{}
 	if old != nil {
 		r := d.r.service(old)
-		for _, c := range r.chains {
-			before[c.id] = struct{}{}
+		for _, c := range r.Chains {
+			before[c.Chain] = struct{}{}
 			if !d.recount {
-				d.rules[c.id.filter] -= c.rules
+				d.rules[c.Chain.Table()] -= c.Rules
 			}
 		}
 	}
@@ -162,10 +163,10 @@ func (d *desired) set(id plan.ID, sp *plan.ServicePort) {
 	} else {
 		d.services[id] = sp
 		r := d.r.service(sp)
-		for _, c := range r.chains {
-			delete(before, c.id)
-			d.rules[c.id.filter] += c.rules
-			if d.track.Want(c.id, d.hash.sum(r.text(c))) {
+		for _, c := range r.Chains {
+			delete(before, c.Chain)
+			d.rules[c.Chain.Table()] += c.Rules
+			if d.track.Want(c.Chain, d.hash.Sum(r.Text(c))) {
 				d.dirty[id] = struct{}{}
 			}
 		}
@@ -207,68 +208,57 @@ func (d *desired) renderShared() {
 	switch {
 	case d.stale:
 		r := d.r.common(d.each(nil), d.health)
-		before := map[chainID]struct{}{}
+		before := map[rule.Chain]struct{}{}
 		for _, c := range d.shared {
 			before[c] = struct{}{}
 		}
 		d.shared = d.shared[:0]
 		clear(d.sharedNum)
-		for _, c := range r.chains {
-			delete(before, c.id)
-			d.shared = append(d.shared, c.id)
-			d.sharedNum[c.id.filter] += c.rules
+		for _, c := range r.Chains {
+			delete(before, c.Chain)
+			d.shared = append(d.shared, c.Chain)
+			d.sharedNum[c.Chain.Table()] += c.Rules
 		}
 		for c := range before {
 			d.track.Unwant(c)
 		}
 		d.wantShared(r)
 	case d.staleEnds:
-		d.r.reset()
+		d.r.Reset()
 		d.r.ends(d.each(nil))
-		d.wantShared(&d.r.rules)
+		d.wantShared(&d.r.Set)
 	}
 	d.stale, d.staleEnds = false, false
 }
 
 // wantShared makes r's chains wanted and keeps their text if it has to be written.
-func (d *desired) wantShared(r *rules) {
+func (d *desired) wantShared(r *rule.Set) {
 	pending := false
-	for _, c := range r.chains {
-		pending = d.track.Want(c.id, d.hash.sum(r.text(c))) || pending
+	for _, c := range r.Chains {
+		pending = d.track.Want(c.Chain, d.hash.Sum(r.Text(c))) || pending
 	}
 	if pending {
-		d.text = r.clone()
+		d.text = r.Clone()
 	}
 }
 
 // sharedText returns the chains that all packets pass, if any is pending.
-func (d *desired) sharedText() *rules {
+func (d *desired) sharedText() *rule.Set {
 	if !slices.ContainsFunc(d.shared, d.track.Pending) {
-		return &rules{}
+		return &rule.Set{}
 	}
-	if d.text == nil || !d.text.hasAll(d.shared, d.track.Pending) {
-		d.text = d.r.common(d.each(nil), d.health).clone()
+	if d.text == nil || !d.text.HasAll(d.shared, d.track.Pending) {
+		d.text = d.r.common(d.each(nil), d.health).Clone()
 	}
 	return d.text
 }
 
 // total returns how many rules the table should have of ours.
-func (d *desired) total(filter bool) int {
-	t := 0
-	if filter {
-		t = len(jumps("filter"))
-	} else {
-		t = len(jumps("nat"))
-	}
-	return d.rules[filter] + d.sharedNum[filter] + t
-}
+func (d *desired) total(t sys.Table) int { return d.rules[t] + d.sharedNum[t] + len(jumps(t)) }
 
-// gains and losses report whether a Service port that changed from old begins or
-// ceases to forward to an external frontend. A packet must always meet either the
-// translation or the refusal, and the tables change one after the other.
-func gains(old, sp *plan.ServicePort) bool  { return begins(old, sp) }
-func losses(old, sp *plan.ServicePort) bool { return begins(sp, old) }
-
+// begins reports whether a Service port forwards to an external frontend from some
+// origin after, and did not before. A packet must always meet either the translation
+// or the refusal, and the tables change one after the other.
 func begins(before, after *plan.ServicePort) bool {
 	if before == nil || after == nil {
 		return false

@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 // Diff implements dataplane.Differ. It writes nothing and forgets nothing.
@@ -33,19 +33,19 @@ func (b *backend) Diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 
 // diff compares what p wants with the kernel, by rules in normal form.
 func (f *family) diff(ctx context.Context, p *plan.Plan) ([]string, error) {
-	have := map[chainID][]byte{}
+	have := map[rule.Chain][]byte{}
 	k := newFamily(f.env, f.family, f.tables)
-	k.kernel = inKernel{surplus: map[sys.Table][]string{}, pinned: map[chainID]struct{}{}}
+	k.kernel = inKernel{surplus: map[sys.Table][]rule.Jumping{}, pinned: map[rule.Chain]struct{}{}}
 	for _, t := range []sys.Table{sys.Filter, sys.NAT} {
 		s := newScan(t)
-		s.chain = func(c chainID, text []byte) error {
+		s.Each = func(c rule.Chain, text []byte) error {
 			have[c] = bytes.Clone(text)
 			if strings.HasPrefix(c.String(), prefixEndpoint) && bytes.Contains(text, []byte(" --comment ")) {
 				k.kernel.commented++
 			}
 			return nil
 		}
-		if err := s.read(ctx, f.tables); err != nil {
+		if err := s.Read(ctx, f.tables); err != nil {
 			return nil, err
 		}
 		k.kernel.take(s)
@@ -54,10 +54,10 @@ func (f *family) diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 	if _, _, err := k.follow(p, nil, true); err != nil {
 		return nil, err
 	}
-	want := map[chainID][]byte{}
-	keep := func(r *rules) {
-		for _, c := range r.chains {
-			want[c.id] = bytes.Clone(r.text(c))
+	want := map[rule.Chain][]byte{}
+	keep := func(r *rule.Set) {
+		for _, c := range r.Chains {
+			want[c.Chain] = bytes.Clone(r.Text(c))
 		}
 	}
 	for _, sp := range k.services {
@@ -66,19 +66,19 @@ func (f *family) diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 	keep(k.r.common(k.each(nil), k.health))
 	out := chainDiffs(f.family, have, want)
 	for _, j := range k.kernel.missing {
-		out = append(out, fmt.Sprintf("+ %s %s: -A %s %s", f.family, j.table, j.from, j.rule()))
+		out = append(out, fmt.Sprintf("+ %s %s: -A %s %s", f.family, j.table, j.from, j.jumping().Rule))
 	}
 	for _, t := range []sys.Table{sys.Filter, sys.NAT} {
-		for _, rule := range k.kernel.surplus[t] {
-			out = append(out, fmt.Sprintf("- %s %s: -A %s", f.family, t, rule))
+		for _, j := range k.kernel.surplus[t] {
+			out = append(out, fmt.Sprintf("- %s %s: -A %s %s", f.family, t, j.From, j.Rule))
 		}
 	}
 	return out, nil
 }
 
 // chainDiffs lists the rules in which two sets of chains differ.
-func chainDiffs(f plan.Family, have, want map[chainID][]byte) []string {
-	all := map[chainID]struct{}{}
+func chainDiffs(f plan.Family, have, want map[rule.Chain][]byte) []string {
+	all := map[rule.Chain]struct{}{}
 	for c := range have {
 		all[c] = struct{}{}
 	}
@@ -86,19 +86,17 @@ func chainDiffs(f plan.Family, have, want map[chainID][]byte) []string {
 		all[c] = struct{}{}
 	}
 	var out []string
-	for _, c := range slices.SortedFunc(maps.Keys(all), func(a, b chainID) int {
-		return cmp.Or(cmp.Compare(a.table(), b.table()), cmp.Compare(string(a.name[:]), string(b.name[:])))
-	}) {
+	for _, c := range slices.SortedFunc(maps.Keys(all), rule.Chain.Compare) {
 		h, exists := have[c]
 		w, wanted := want[c]
-		where := fmt.Sprintf(" %s %s: ", f, c.table())
+		where := fmt.Sprintf(" %s %s: ", f, c.Table())
 		switch {
 		case exists && !wanted:
 			out = append(out, "-"+where+":"+c.String())
 		case wanted && !exists:
 			out = append(out, "+"+where+":"+c.String())
 		}
-		if normalText(h) == normalText(w) {
+		if rule.NormalText(h) == rule.NormalText(w) {
 			continue
 		}
 		for line := range bytes.Lines(h) {

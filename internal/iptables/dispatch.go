@@ -5,37 +5,39 @@ import (
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 // dispatch collects what all Service ports contribute to the chains that all
 // packets pass.
 type dispatch struct {
-	addresses []entry // nat: ClusterIPs and external addresses
-	ports     []entry // nat: node ports
-	cluster   []entry // filter: verdicts on ClusterIPs
-	external  []entry // filter: verdicts on external addresses
-	extPorts  []entry // filter: verdicts on node ports
-	firewall  []entry // filter: source ranges
-	own       cover   // filter: frontends forwarded with the client's own address
-	ownPorts  []entry // and their node ports
+	addresses []rule.Entry // nat: ClusterIPs and external addresses
+	ports     []rule.Entry // nat: node ports
+	cluster   []rule.Entry // filter: verdicts on ClusterIPs
+	external  []rule.Entry // filter: verdicts on external addresses
+	extPorts  []rule.Entry // filter: verdicts on node ports
+	firewall  []rule.Entry // filter: source ranges
+	own       rule.Cover   // filter: frontends forwarded with the client's own address
+	ownPorts  []rule.Entry // and their node ports
 }
 
 // collect adds one Service port.
 func (r *renderer) collect(d *dispatch, sp *plan.ServicePort) {
 	v := newView(sp)
-	p := sp.ID.Protocol
+	p := v.proto
 	for _, f := range v.frontends {
-		e := entry{addr: f.Addr, proto: p, port: f.Port, owner: sp.ID}
+		e := rule.Entry{Addr: f.Addr, Proto: p, Port: f.Port, Owner: v.name}
 		dst := ""
 		if f.Kind != plan.NodePort {
-			dst = toAddr(f.Addr)
+			dst = rule.ToAddr(f.Addr)
 		}
-		rule := func(remark, target string) []string {
-			return []string{words(dst, proto(p), comment(v.name+remark), dport(p, f.Port), target)}
+		line := func(remark, target string) []string {
+			return []string{rule.Join(dst, rule.Protocol(p), rule.Comment(v.name+remark), rule.DPort(p, f.Port), target)}
 		}
 		if f.target != "" {
 			n := e
-			n.rules = rule(kindRemark(f.Kind), jumpTo(f.target))
+			n.Rules = line(kindRemark(f.Kind), rule.Jump(f.target))
 			if f.Kind == plan.NodePort {
 				d.ports = append(d.ports, n)
 			} else {
@@ -45,16 +47,16 @@ func (r *renderer) collect(d *dispatch, sp *plan.ServicePort) {
 		}
 		if f.source != "" {
 			n := e
-			n.rules = rule(" source ranges", jumpTo(f.source))
+			n.Rules = line(" source ranges", rule.Jump(f.source))
 			d.firewall = append(d.firewall, n)
 		}
-		e.rules = r.verdicts(v, f, dst)
+		e.Rules = r.verdicts(v, f, dst)
 		switch {
 		case f.Kind == plan.ClusterIP:
 			d.cluster = append(d.cluster, e)
-			rest := entry{addr: f.Addr, owner: sp.ID, rules: []string{words(dst, comment(sp.ID.Service().String()+" has no such port"), reject(r.family))}}
+			rest := rule.Entry{Addr: f.Addr, Owner: v.name, Rules: []string{rule.Join(dst, rule.Comment(sp.ID.Service().String()+" has no such port"), rule.Reject(sys.Family(r.family)))}}
 			d.cluster = append(d.cluster, rest)
-		case len(e.rules) == 0:
+		case len(e.Rules) == 0:
 		case f.Kind == plan.NodePort:
 			d.extPorts = append(d.extPorts, e)
 		default:
@@ -65,7 +67,7 @@ func (r *renderer) collect(d *dispatch, sp *plan.ServicePort) {
 
 // collectOwn notes a frontend of which some packets keep the client's address:
 // these carry no mark by which a forwarding policy could be told to let them pass.
-func (d *dispatch) collectOwn(f *viewed, e entry) {
+func (d *dispatch) collectOwn(f *viewed, e rule.Entry) {
 	for _, rt := range f.route {
 		if rt.Verdict != plan.Forward || rt.SNAT {
 			continue
@@ -73,7 +75,7 @@ func (d *dispatch) collectOwn(f *viewed, e entry) {
 		if f.Kind == plan.NodePort {
 			d.ownPorts = append(d.ownPorts, e)
 		} else {
-			d.own.add(f.Addr)
+			d.own.Add(f.Addr)
 		}
 		return
 	}
@@ -92,35 +94,20 @@ func kindRemark(k plan.Kind) string {
 	return ""
 }
 
-// words joins the parts of a rule that are not empty.
-func words(parts ...string) string {
-	var b strings.Builder
-	for _, p := range parts {
-		if p == "" {
-			continue
-		}
-		if b.Len() > 0 {
-			b.WriteByte(' ')
-		}
-		b.WriteString(p)
-	}
-	return b.String()
-}
-
-// verdicts returns the rules of the filter table that refuse or drop what a
+// verdicts returns the rules of the filter table that refuse or rule.Drop what a
 // frontend does not forward.
 func (r *renderer) verdicts(v *view, f viewed, dst string) []string {
 	routes := f.route
 	if len(r.pod) == 0 {
 		routes[plan.FromPod] = routes[plan.FromNode]
 	}
-	rule := func(match string, verdict plan.Verdict) string {
-		remark, target := " has no endpoints", reject(r.family)
+	line := func(match string, verdict plan.Verdict) string {
+		remark, target := " has no endpoints", rule.Reject(sys.Family(r.family))
 		switch verdict {
 		case plan.Drop:
-			remark, target = " has no local endpoints", drop
+			remark, target = " has no local endpoints", rule.Drop
 		case plan.Forward:
-			remark, target = " is forwarded", leave
+			remark, target = " is forwarded", rule.Return
 		}
 		src, in, more := "", "", match
 		switch {
@@ -129,32 +116,32 @@ func (r *renderer) verdicts(v *view, f viewed, dst string) []string {
 		case strings.HasPrefix(match, "-i"):
 			in, more = match, ""
 		}
-		return words(src, dst, in, proto(v.sp.ID.Protocol), comment(v.name+remark), dport(v.sp.ID.Protocol, f.Port), more, target)
+		return rule.Join(src, dst, in, rule.Protocol(v.proto), rule.Comment(v.name+remark), rule.DPort(v.proto, f.Port), more, target)
 	}
 	pod, node, outside := routes[plan.FromPod].Verdict, routes[plan.FromNode].Verdict, routes[plan.FromOutside].Verdict
 	var out []string
 	if pod == node && node == outside {
 		if outside != plan.Forward {
-			out = append(out, rule("", outside))
+			out = append(out, line("", outside))
 		}
 		return out
 	}
 	for _, p := range r.pod {
-		out = append(out, rule(p, pod))
+		out = append(out, line(p, pod))
 	}
 	if node != outside {
-		out = append(out, rule(srcLocal, node))
+		out = append(out, line(rule.SrcLocal, node))
 	}
 	if outside != plan.Forward {
-		out = append(out, rule("", outside))
+		out = append(out, line("", outside))
 	}
 	return out
 }
 
 // common renders the chains that all packets pass, and the dispatch below them.
-func (r *renderer) common(services iter.Seq[*plan.ServicePort], health map[plan.HealthID]plan.HealthPort) *rules {
-	r.reset()
-	d := &dispatch{own: cover{most: mostCovered}}
+func (r *renderer) common(services iter.Seq[*plan.ServicePort], health map[plan.HealthID]plan.HealthPort) *rule.Set {
+	r.Reset()
+	d := &dispatch{own: rule.Cover{Most: mostCovered}}
 	for sp := range services {
 		r.collect(d, sp)
 	}
@@ -165,17 +152,5 @@ func (r *renderer) common(services iter.Seq[*plan.ServicePort], health map[plan.
 	r.filterHealth(health)
 	r.filterForward(d)
 	r.ends(services)
-	return &r.rules
-}
-
-// ends renders the chain that depends on all endpoints.
-func (r *renderer) ends(services iter.Seq[*plan.ServicePort]) {
-	if r.liberal {
-		return
-	}
-	inv := newInvalid()
-	for sp := range services {
-		inv.collect(sp)
-	}
-	r.filterInvalid(inv)
+	return &r.Set
 }

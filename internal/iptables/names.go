@@ -8,6 +8,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 // Top-level chains, under the names that kube-proxy gave them.
@@ -56,17 +57,7 @@ func nameHash(parts ...string) string {
 }
 
 // protoName is the protocol's name in iptables' language.
-func protoName(p plan.Protocol) string {
-	switch p {
-	case plan.TCP:
-		return "tcp"
-	case plan.UDP:
-		return "udp"
-	case plan.SCTP:
-		return "sctp"
-	}
-	return strings.ToLower(p.String())
-}
+func protoName(p plan.Protocol) string { return rule.Proto(p).String() }
 
 // portHash is the hash of a Service port's chains.
 func portHash(id plan.ID) string { return nameHash(id.String(), protoName(id.Protocol)) }
@@ -132,47 +123,6 @@ func ours(t sys.Table, chain string) bool {
 	return false
 }
 
-// chainID names one chain of one table. It holds no pointer, since there is one
-// for every endpoint of the cluster.
-type chainID struct {
-	filter bool // else nat
-	name   [28]byte
-}
-
-func natChain(name string) chainID {
-	var id chainID
-	copy(id.name[:], name)
-	return id
-}
-
-func filterChain(name string) chainID {
-	id := natChain(name)
-	id.filter = true
-	return id
-}
-
-func inTable(t sys.Table, name string) chainID {
-	if t == sys.Filter {
-		return filterChain(name)
-	}
-	return natChain(name)
-}
-
-func (c chainID) table() sys.Table {
-	if c.filter {
-		return sys.Filter
-	}
-	return sys.NAT
-}
-
-func (c chainID) String() string {
-	n := len(c.name)
-	for n > 0 && c.name[n-1] == 0 {
-		n--
-	}
-	return string(c.name[:n])
-}
-
 // jump is a rule of a built-in chain that leads to one of our chains. Its text is
 // kube-proxy's, so that either takes over from the other without a gap.
 type jump struct {
@@ -182,7 +132,9 @@ type jump struct {
 	match string // before "-j"
 }
 
-func (j jump) rule() string { return j.match + " -j " + j.to }
+func (j jump) jumping() rule.Jumping {
+	return rule.Jumping{From: j.from, Rule: j.match + " " + rule.Jump(j.to)}
+}
 
 // jumps lists the jumps of a table in the order in which they are put in front of
 // their chain: the last one comes first.

@@ -8,7 +8,12 @@ import (
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
+
+// markMasq asks for masquerading.
+const markMasq = "-j " + chainMarkMasq
 
 // settings is everything but the Services that rules depend on, for one family.
 type settings struct {
@@ -25,7 +30,7 @@ type settings struct {
 // Service port give the same text.
 type renderer struct {
 	settings
-	rules
+	rule.Set
 	// pod matches packets of this node's pods, one entry per way; empty if they
 	// cannot be told. notPod matches all others, if one rule can.
 	pod    []string
@@ -40,7 +45,7 @@ func newRenderer(s settings) (*renderer, error) {
 	switch local.Kind {
 	case plan.LocalPrefix:
 		for _, p := range local.Prefixes {
-			r.pod = append(r.pod, from(p.Masked()))
+			r.pod = append(r.pod, rule.From(p.Masked()))
 		}
 	case plan.LocalInterface:
 		r.pod = []string{"-i " + local.Name}
@@ -68,8 +73,8 @@ func checkInterface(name string) error {
 
 // service renders all chains of one Service port. The result is valid until the
 // next call.
-func (r *renderer) service(sp *plan.ServicePort) *rules {
-	r.reset()
+func (r *renderer) service(sp *plan.ServicePort) *rule.Set {
+	r.Reset()
 	v := newView(sp)
 	v.nameCandidates()
 	for _, pool := range []plan.Pool{plan.Cluster, plan.Local} {
@@ -84,14 +89,14 @@ func (r *renderer) service(sp *plan.ServicePort) *rules {
 	for _, s := range v.sources {
 		r.sources(v, s)
 	}
-	return &r.rules
+	return &r.Set
 }
 
 // pool renders the chain of a pool: masquerading of ClusterIP traffic, affinity,
 // then the choice.
 func (r *renderer) pool(v *view, pool plan.Pool) {
 	chain := poolChain(v.sp.ID, pool)
-	r.begin(natChain(chain))
+	r.Begin(rule.NAT(chain))
 	for _, f := range v.direct {
 		if f.route[0].Pool == pool {
 			r.masqueradeDirect(v, f)
@@ -100,28 +105,32 @@ func (r *renderer) pool(v *view, pool plan.Pool) {
 	members := v.candidates[pool]
 	if v.sp.Affinity > 0 {
 		for _, m := range members {
-			r.add(r.remark(v, " -> ", m.Addr.String()), seen(r.family, m.chain, v.sp.Affinity), jumpTo(m.chain))
+			r.Add(r.remark(v, " -> ", m.Addr.String()), rule.Seen(sys.Family(r.family), m.chain, v.sp.Affinity), rule.Jump(m.chain))
 		}
 	}
-	r.choice(v, chain, members, 0)
+	options := make([]rule.Option, len(members))
+	for i, m := range members {
+		options[i] = rule.Option{Key: m.Addr, Chain: m.chain, Weight: m.Weight, Remark: r.remark(v, " -> ", m.Addr.String())}
+	}
+	r.Choose(chain, r.remark(v), options)
 }
 
 // masqueradeDirect marks what reaches the pool through a frontend that has no
 // chain of its own.
 func (r *renderer) masqueradeDirect(v *view, f viewed) {
-	dst := []string{toAddr(f.Addr), proto(v.sp.ID.Protocol), comment(v.name + " cluster IP"), dport(v.sp.ID.Protocol, f.Port)}
+	dst := []string{rule.ToAddr(f.Addr), rule.Protocol(v.proto), rule.Comment(v.name + " cluster IP"), rule.DPort(v.proto, f.Port)}
 	switch {
 	case f.route[plan.FromNode].SNAT && (f.route[plan.FromPod].SNAT || len(r.pod) == 0):
-		r.add(append(dst, markMasq)...)
+		r.Add(append(dst, markMasq)...)
 	case f.route[plan.FromNode].SNAT && r.notPod != "":
 		// "! -s" stands before "-d", "! -i" behind it.
 		at := 0
 		if strings.HasPrefix(r.notPod, "! -i") {
 			at = 1
 		}
-		r.add(append(slices.Insert(dst, at, r.notPod), markMasq)...)
+		r.Add(append(slices.Insert(dst, at, r.notPod), markMasq)...)
 	case f.route[plan.FromNode].SNAT:
-		r.add(append(dst, jumpTo(chainMasqOthers))...)
+		r.Add(append(dst, rule.Jump(chainMasqOthers))...)
 	}
 }
 
@@ -130,7 +139,7 @@ func (r *renderer) remark(v *view, rest ...string) string {
 	if !r.comments {
 		return ""
 	}
-	return comment(v.name + strings.Join(rest, ""))
+	return rule.Comment(v.name + strings.Join(rest, ""))
 }
 
 // endpoints renders a chain for each endpoint that takes new flows.
@@ -148,22 +157,22 @@ func (r *renderer) endpoints(v *view) {
 	}
 	for i := range all {
 		m := &all[i]
-		r.begin(natChain(m.chain))
+		r.Begin(rule.NAT(m.chain))
 		if !m.Elsewhere || v.unmasked {
-			r.add(fromAddr(m.Addr.Addr()), r.remark(v), markMasq)
+			r.Add(rule.FromAddr(m.Addr.Addr()), r.remark(v), markMasq)
 		}
 		set := ""
 		if v.sp.Affinity > 0 {
-			set = remember(r.family, m.chain)
+			set = rule.Remember(sys.Family(r.family), m.chain)
 		}
-		r.add(proto(v.sp.ID.Protocol), r.remark(v), set, "-j DNAT --to-destination", m.Addr.String())
+		r.Add(rule.Protocol(v.proto), r.remark(v), set, "-j DNAT --to-destination", m.Addr.String())
 	}
 }
 
 // external renders a chain that leads a frontend's packets to a pool by where
 // they come from.
 func (r *renderer) external(v *view, e external) {
-	r.begin(natChain(e.chain))
+	r.Begin(rule.NAT(e.chain))
 	routes := e.routes
 	if len(r.pod) == 0 {
 		routes[plan.FromPod] = routes[plan.FromNode]
@@ -178,7 +187,7 @@ func (r *renderer) external(v *view, e external) {
 		}
 	}
 	if routes[plan.FromNode] != routes[plan.FromOutside] {
-		r.lead(v, srcLocal, routes[plan.FromNode], "node")
+		r.lead(v, rule.SrcLocal, routes[plan.FromNode], "node")
 	}
 	r.lead(v, "", routes[plan.FromOutside], "outside")
 }
@@ -196,31 +205,31 @@ func (r *renderer) lead(v *view, match string, route plan.Route, who string) {
 	}
 	if route.Verdict != plan.Forward {
 		if match != "" {
-			r.add(before, comment(text+": not forwarded"), after, leave)
+			r.Add(before, rule.Comment(text+": not forwarded"), after, rule.Return)
 		}
 		return
 	}
 	if route.SNAT {
-		r.add(before, comment(text+": masquerade"), after, markMasq)
+		r.Add(before, rule.Comment(text+": masquerade"), after, markMasq)
 	}
-	r.add(before, comment(text), after, jumpTo(poolChain(v.sp.ID, route.Pool)))
+	r.Add(before, rule.Comment(text), after, rule.Jump(poolChain(v.sp.ID, route.Pool)))
 }
 
 // sources renders the chains that check source ranges: in nat the allowed go on to
 // the pool, in filter whatever was not translated is dropped unless it is allowed.
 func (r *renderer) sources(v *view, s sources) {
 	if s.target != "" {
-		r.begin(natChain(s.chain))
+		r.Begin(rule.NAT(s.chain))
 		for _, p := range r.allowed(s.allow) {
-			r.add(from(p), comment(v.name+" source range"), jumpTo(s.target))
+			r.Add(rule.From(p), rule.Comment(v.name+" source range"), rule.Jump(s.target))
 		}
-		r.add(comment("other traffic to " + v.name + " is dropped by " + chainProxyFirewall))
+		r.Add(rule.Comment("other traffic to " + v.name + " is dropped by " + chainProxyFirewall))
 	}
-	r.begin(filterChain(s.chain))
+	r.Begin(rule.Filter(s.chain))
 	for _, p := range r.allowed(s.allow) {
-		r.add(from(p), comment(v.name+" source range"), leave)
+		r.Add(rule.From(p), rule.Comment(v.name+" source range"), rule.Return)
 	}
-	r.add(comment(v.name+" has source ranges"), drop)
+	r.Add(rule.Comment(v.name+" has source ranges"), rule.Drop)
 }
 
 // allowed returns the ranges of the renderer's family, in canonical form.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -189,31 +190,31 @@ func mustRenderer(t testing.TB, n *plan.Node) *renderer {
 }
 
 // shares multiplies out the probabilities below a chain, and returns the longest walk.
-func shares(t *testing.T, r *rules, top string) (map[string]float64, int) {
+func shares(t *testing.T, r *rule.Set, top string) (map[string]float64, int) {
 	t.Helper()
 	lines := map[string][]parsedRule{}
-	for _, c := range r.chains {
-		for line := range strings.Lines(string(r.text(c))) {
-			_, rule, _ := strings.Cut(strings.TrimSpace(line)[len("-A "):], " ")
-			lines[c.id.String()] = append(lines[c.id.String()], parseRule(rule))
+	for _, c := range r.Chains {
+		for line := range strings.Lines(string(r.Text(c))) {
+			_, text, _ := strings.Cut(strings.TrimSpace(line)[len("-A "):], " ")
+			lines[c.Chain.String()] = append(lines[c.Chain.String()], parseRule(text))
 		}
 	}
 	out, longest := map[string]float64{}, 0
 	var down func(chain string, p float64, walked int)
 	down = func(chain string, p float64, walked int) {
-		for _, rule := range lines[chain] {
+		for _, r := range lines[chain] {
 			walked++
 			longest = max(longest, walked)
 			take := 1.0
-			for _, o := range rule.options {
+			for _, o := range r.options {
 				if o.name == "--probability" {
 					take, _ = strconv.ParseFloat(o.value, 64)
 				}
 			}
-			if strings.HasPrefix(rule.target, prefixEndpoint) {
-				out[rule.target] += p * take
+			if strings.HasPrefix(r.target, prefixEndpoint) {
+				out[r.target] += p * take
 			} else {
-				down(rule.target, p*take, walked)
+				down(r.target, p*take, walked)
 			}
 			p *= 1 - take
 		}
@@ -225,15 +226,15 @@ func shares(t *testing.T, r *rules, top string) (map[string]float64, int) {
 // One endpoint more touches the chains on its path only.
 func TestOneEndpointMoreTouchesItsPath(t *testing.T) {
 	r := mustRenderer(t, twoServices().Node)
-	texts := func(n int) map[chainID]string {
+	texts := func(n int) map[rule.Chain]string {
 		sp := clusterService(testWorld(plan.IPv4), "big", 1)
 		for i := range n {
 			sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Weight: 1, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 61, byte(i >> 8), byte(i)}), 80)})
 		}
-		out := map[chainID]string{}
+		out := map[rule.Chain]string{}
 		rendered := r.service(sp)
-		for _, c := range rendered.chains {
-			out[c.id] = string(rendered.text(c))
+		for _, c := range rendered.Chains {
+			out[c.Chain] = string(rendered.Text(c))
 		}
 		return out
 	}
@@ -244,7 +245,7 @@ func TestOneEndpointMoreTouchesItsPath(t *testing.T) {
 			changed++
 		}
 	}
-	if changed > 1+1+choiceLevels+16 {
+	if changed > 1+1+rule.ChoiceLevels+16 {
 		t.Errorf("one endpoint more changes %d of %d chains", changed, len(b))
 	}
 }
@@ -291,7 +292,7 @@ func TestDispatchIsNotLinear(t *testing.T) {
 					w.chain(sys.NAT, "PREROUTING", pkt)
 				}
 				const inService = 6 // jump, masquerading, choice, endpoint
-				limit := max(2*int(math.Sqrt(float64(n))), rootRules+2*leafRules) + inService
+				limit := max(2*int(math.Sqrt(float64(n))), rule.RootRules+2*rule.LeafRules) + inService
 				if n >= 2000 {
 					limit = 64 + inService
 				}
@@ -330,14 +331,6 @@ func TestDispatchIsCanonical(t *testing.T) {
 	}
 }
 
-// Names cannot end a comment and become rules.
-func TestCommentsHoldNoRules(t *testing.T) {
-	have := comment("a\"\nCOMMIT\n*nat\n-F 'x\\")
-	if want := `-m comment --comment "a??COMMIT?*nat?-F ?x?"`; have != want {
-		t.Errorf("have %s, want %s", have, want)
-	}
-}
-
 func TestBadInterfaceIsAnError(t *testing.T) {
 	n := *twoServices().Node
 	n.Local = map[plan.Family]plan.LocalTraffic{plan.IPv4: {Kind: plan.LocalInterface, Name: "a b"}}
@@ -346,21 +339,5 @@ func TestBadInterfaceIsAnError(t *testing.T) {
 	b, _ := onFakes(t, sys.Legacy, plan.IPv4)
 	if err := b.Apply(context.Background(), plan.Update{Plan: p}); err == nil || !strings.Contains(err.Error(), `"a b"`) {
 		t.Errorf("Apply: %v, want an error that names the interface", err)
-	}
-}
-
-func TestNormal(t *testing.T) {
-	for _, c := range [][2]string{
-		{"-A X -d 10.0.0.1/32 -p tcp -m comment --comment \"a b\" -m tcp --dport 80 -j Y", "-A X -p tcp -d 10.0.0.1 -m tcp --dport 80 -m comment --comment \"a b\" -j Y"},
-		{"-A X -j MARK --or-mark 0x4000", "-A X -j MARK --set-xmark 0x4000/0x4000"},
-		{"-A X -m statistic --mode random --probability 0.3333333333 -j Y", "-A X -m statistic --mode random --probability 0.33333333349 -j Y"},
-		{"-A X -j REJECT", "-A X -j REJECT --reject-with icmp-port-unreachable"},
-	} {
-		if normal(c[0]) != normal(c[1]) {
-			t.Errorf("%s and %s: %q, %q", c[0], c[1], normal(c[0]), normal(c[1]))
-		}
-	}
-	if normal("-A X ! -s 10.0.0.0/8 -j Y") == normal("-A X -s 10.0.0.0/8 -j Y") {
-		t.Error("a negation gets lost")
 	}
 }

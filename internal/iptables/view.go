@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 // view is a Service port as the rules see it: which pools are used, and through
@@ -12,6 +13,7 @@ import (
 type view struct {
 	sp         *plan.ServicePort
 	name       string
+	proto      rule.Proto
 	takes      [2]bool        // by Pool: some endpoint takes new flows
 	candidates [2][]candidate // by Pool: those that do, if used; see nameCandidates
 	used       [2]bool        // by Pool
@@ -52,7 +54,7 @@ type sources struct {
 }
 
 func newView(sp *plan.ServicePort) *view {
-	v := &view{sp: sp, name: sp.ID.String()}
+	v := &view{sp: sp, name: sp.ID.String(), proto: rule.Proto(sp.ID.Protocol)}
 	for pool, eps := range sp.Pools {
 		v.takes[pool] = slices.ContainsFunc(eps, func(e plan.Endpoint) bool { return e.Weight > 0 })
 	}

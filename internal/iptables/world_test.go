@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -49,7 +48,7 @@ func (c *counts) get(metric string, labels ...string) float64 {
 
 func testEnv(families ...plan.Family) dataplane.Env {
 	return dataplane.Env{
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Stats: &counts{},
+		Log: slog.New(slog.DiscardHandler), Stats: &counts{},
 		Families: families, MasqueradeBit: 14,
 	}
 }

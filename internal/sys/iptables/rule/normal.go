@@ -1,15 +1,16 @@
-package iptables
+package rule
 
 import (
+	"bytes"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// normal brings a rule, as any version of iptables-save prints it, into a form in
+// Normal brings a rule, as any version of iptables-save prints it, into a form in
 // which equal rules are equal: without what is implied, in a fixed order.
-func normal(rule string) string {
+func Normal(rule string) string {
 	var options []string
 	current := ""
 	negated := false
@@ -19,7 +20,7 @@ func normal(rule string) string {
 		}
 		current = ""
 	}
-	for _, word := range tokens(rule) {
+	for _, word := range Tokens(rule) {
 		switch {
 		case word == "!":
 			end()
@@ -69,8 +70,8 @@ func normalOption(o string) string {
 	return o
 }
 
-// tokens splits a rule into words; quotes hold words together.
-func tokens(rule string) []string {
+// Tokens splits a rule into words; quotes hold words together.
+func Tokens(rule string) []string {
 	var out []string
 	var b strings.Builder
 	quoted, started := false, false
@@ -99,13 +100,23 @@ func tokens(rule string) []string {
 	return out
 }
 
-// targetOf returns the chain or target to which a rule leads, "" if to none.
-func targetOf(rule string) string {
-	words := tokens(rule)
+// Target returns the chain or target to which a rule leads, "" if to none.
+func Target(rule string) string {
+	words := Tokens(rule)
 	for i, w := range words {
 		if (w == "-j" || w == "-g") && i+1 < len(words) {
 			return words[i+1]
 		}
 	}
 	return ""
+}
+
+// NormalText is the normal form of a chain's lines.
+func NormalText(text []byte) string {
+	var b strings.Builder
+	for line := range bytes.Lines(text) {
+		b.WriteString(Normal(strings.TrimSuffix(string(line), "\n")))
+		b.WriteByte('\n')
+	}
+	return b.String()
 }
