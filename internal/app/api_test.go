@@ -146,6 +146,9 @@ func TestUnusableAPI(t *testing.T) {
 	eventually(t, "what is awaited", func() bool {
 		return strings.Contains(strings.Join(f.status(t).Loop.Waiting, " "), "API server Service")
 	})
+	if code, body := get(f.healthz + "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "not known yet") || strings.Contains(body, "--hostname-override") {
+		t.Errorf("/healthz blames the Node's name: %d %s", code, body)
+	}
 }
 
 // deadKubeconfig leads to a port that nobody listens on.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/health"
@@ -64,6 +65,9 @@ func (p *proxy) eligible() (ok bool, why string) {
 	case n != nil && n.Deleting:
 		return false, fmt.Sprintf("Node %s is being deleted", p.node)
 	case n == nil && usesAPI(p.live.get()):
+		if complete, missing := p.state.Complete(); !complete {
+			return false, fmt.Sprintf("whether there is a Node called %s is not known yet: %s did not answer so far", p.node, strings.Join(missing, ", "))
+		}
 		return false, fmt.Sprintf("there is no Node called %s; if that is not this node's name, set --hostname-override", p.node)
 	}
 	return true, ""
