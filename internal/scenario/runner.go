@@ -95,6 +95,10 @@ func (r *Runner) Run(c Case) Result {
 		res.Verdict, res.Detail = Skipped, "needs IPv6 in the kernel"
 		return res
 	}
+	if c.API && !r.FromAPI && c.Mode != PlanOnly {
+		res.Verdict, res.Detail = Skipped, "needs the objects served over the API (--feed api)"
+		return res
+	}
 	if err := r.run(c, &res); err != nil {
 		res.Verdict, res.Detail = Failed, err.Error()
 	}

@@ -27,7 +27,9 @@ type Scenario struct {
 	Name     string           // file name without extension
 	Path     string           // as given
 	Families []world.Families // at least one
-	archive  *txtar.Archive
+	// API: the script is about the API server, so the objects must come from it.
+	API     bool
+	archive *txtar.Archive
 }
 
 // Parse reads a scenario file.
@@ -42,7 +44,9 @@ func Parse(path string) (*Scenario, error) {
 		archive: txtar.Parse(b),
 	}
 	for line := range strings.Lines(string(s.archive.Comment)) {
-		list, ok := strings.CutPrefix(strings.TrimSpace(line), "# families:")
+		line = strings.TrimSpace(line)
+		s.API = s.API || line == "# feed: api"
+		list, ok := strings.CutPrefix(line, "# families:")
 		if !ok {
 			continue
 		}

@@ -1,0 +1,253 @@
+package scenario
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/svcproxy/svcproxy/internal/scenario/subject"
+)
+
+var (
+	modeFlag = flag.String("mode", "", "modes to run in, joined by commas (default: all that the program has)")
+	feedFlag = flag.String("feed", "files", "how objects reach the program: files or api")
+)
+
+// TestMain runs several scenarios on each processor: they wait most of the time.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if p := flag.Lookup("test.parallel"); p.Value.String() == fmt.Sprint(runtime.GOMAXPROCS(0)) {
+		if err := p.Value.Set(fmt.Sprint(3 * runtime.GOMAXPROCS(0))); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+func mustFind(t *testing.T) []*Scenario {
+	t.Helper()
+	all, err := Find([]string{"../../testdata/scenarios"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func report(t *testing.T, r Result) {
+	t.Helper()
+	switch r.Verdict {
+	case Skipped:
+		t.Skip(r.Detail)
+	case Failed:
+		t.Errorf("%s\n%s", r.Detail, r.Log)
+	}
+}
+
+// TestPlan evaluates every scenario's flows on the plan alone.
+func TestPlan(t *testing.T) {
+	r := &Runner{Subject: subject.Subject{Name: "svcproxy"}}
+	for _, c := range Cases(mustFind(t), []string{PlanOnly}) {
+		t.Run(strings.ReplaceAll(c.String(), "/", "-"), func(t *testing.T) {
+			t.Parallel()
+			report(t, r.Run(c))
+		})
+	}
+}
+
+// TestKernel runs every scenario in every mode that the program has.
+func TestKernel(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: network namespaces")
+	}
+	program, modes := mustBuild(t)
+	for _, m := range modes {
+		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
+			if !m.Supported {
+				t.Skipf("mode %s: %s", m.Name, m.Missing)
+			}
+			for _, c := range Cases(mustFind(t), []string{m.Name}) {
+				name := c.Name
+				if f := c.Families.String(); f != "" {
+					name += "-" + f
+				}
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					fromAPI := *feedFlag == "api" || c.API
+					report(t, (&Runner{Subject: subject.Svcproxy(program, fromAPI), FromAPI: fromAPI}).Run(c))
+				})
+			}
+		})
+	}
+}
+
+// mustBuild builds the program and asks it for its modes, as far as -mode asks for
+// them.
+func mustBuild(t *testing.T) (string, []subject.Mode) {
+	t.Helper()
+	program, err := subject.Build(context.Background(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, err := subject.Modes(context.Background(), program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	if *modeFlag != "" {
+		asked = strings.Split(*modeFlag, ",")
+	}
+	var out []subject.Mode
+	for _, m := range known {
+		if slices.Contains(asked, m.Name) || asked == nil && m.Built {
+			out = append(out, m)
+		}
+	}
+	if len(out) == 0 {
+		t.Fatalf("the program has none of the modes asked for; it knows %v", known)
+	}
+	return program, out
+}
+
+// mustScenario writes a scenario of its own for a test of the runner.
+func mustScenario(t *testing.T, text string) *Scenario {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "test.txtar")
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Parse(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+const web = `
+-- web.yaml --
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {type: NodePort, clusterIP: 10.62.0.20, ports: [{name: http, port: 80, targetPort: 8080, nodePort: 31080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints:
+- {addresses: [10.61.1.5], nodeName: alder, conditions: {ready: true}}
+- {addresses: [10.61.2.7], nodeName: birch, conditions: {ready: true}}
+`
+
+// TestWrongExpectationsFail holds the runner to account: what is not so must not
+// pass, on the plan as in the kernel.
+func TestWrongExpectationsFail(t *testing.T) {
+	setup := "pod web-1 10.61.1.5 tcp:8080\nremote web-2 10.61.2.7 tcp:8080\nclient laptop 198.51.100.7\nstart\napply web.yaml\nsync\n"
+	tests := []struct{ line, want string }{
+		{"flow pod:probe tcp 10.62.0.20:80 -> web-1", "web-2"},
+		{"flow pod:probe tcp 10.62.0.20:80 -> web-1|web-2|laptop", "web-"},
+		{"flow pod:probe tcp 10.62.0.20:80 -> refused", "want refused"},
+		{"flow pod:probe tcp 10.62.0.20:80 -> dropped", "want dropped"},
+		{"flow pod:probe tcp 10.62.0.20:80 -> web-1|web-2 src=node", "src=node"},
+		{"flow laptop tcp node:31080 -> web-1|web-2 src=client", "src=client"},
+		{"flow sticky pod:probe tcp 10.62.0.20:80 -> web-1|web-2", "same server|one server"},
+		{"flow n=200 pod:probe tcp 10.62.0.20:80 -> web-1|web-2 share=web-1:0.9,web-2:0.1~0.2", "0.900"},
+		{"flow laptop tcp node:31081 -> web-1|web-2", "refused"},
+		{"! flow pod:probe tcp 10.62.0.20:80 -> web-1|web-2", "must fail"},
+		{"! flow nobody tcp 10.62.0.20:80 -> web-1", `no host "nobody"`},
+		{"flow pod:probe tcp 10.62.0.20 -> web-1", "ADDR:PORT"},
+	}
+	runners := map[string]*Runner{PlanOnly: {Subject: subject.Subject{Name: "svcproxy"}}}
+	if os.Geteuid() == 0 {
+		program, modes := mustBuild(t)
+		runners[modes[0].Name] = &Runner{Subject: subject.Svcproxy(program, false)}
+	}
+	for mode, r := range runners {
+		for _, tt := range tests {
+			t.Run(mode+" "+tt.line, func(t *testing.T) {
+				t.Parallel()
+				s := mustScenario(t, setup+tt.line+"\n"+web)
+				res := r.Run(Case{Scenario: s, Mode: mode})
+				hit := slices.ContainsFunc(strings.Split(tt.want, "|"), func(w string) bool { return strings.Contains(res.Detail, w) })
+				if res.Verdict != Failed || !hit {
+					t.Errorf("%s: %s, want a failure that says %q", res.Verdict, res.Detail, tt.want)
+				}
+				if res.Verdict == Failed && !strings.HasPrefix(res.Detail, "test.txtar:7: ") {
+					t.Errorf("detail %q does not begin with file and line", res.Detail)
+				}
+			})
+		}
+	}
+}
+
+func TestScript(t *testing.T) {
+	s := mustScenario(t, `# families: 6
+pod web 10.61.1.5 tcp:80
+[mode:x] ! flow web tcp 10.62.0.20:80 -> dropped
+stop -kill
+[!mode:x] in node ip addr
+stdout 10.61.1.0/24
+-- a --
+10.61.1.5
+`)
+	tests := []struct {
+		plan bool
+		want string
+	}{
+		{false, `# families: 6
+pod web 2001:db8:61:1::5 tcp:80
+[mode:x] ! flow web tcp [2001:db8:62::20]:80 -> dropped
+stop-proxy -kill
+[!mode:x] in node ip addr
+stdout 2001:db8:61:1::/64
+`},
+		{true, `# families: 6
+pod web 2001:db8:61:1::5 tcp:80
+[mode:x] ! flow web tcp [2001:db8:62::20]:80 -> dropped
+# stop-proxy -kill
+# [!mode:x] in node ip addr
+# stdout 2001:db8:61:1::/64
+`},
+	}
+	for _, tt := range tests {
+		a, err := s.script(s.Families[0], tt.plan)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if have := string(a.Comment); have != tt.want {
+			t.Errorf("plan %t: have\n%swant\n%s", tt.plan, have, tt.want)
+		}
+	}
+}
+
+func TestParseHeader(t *testing.T) {
+	s := mustScenario(t, "# families: 4 dual\n# feed: api\n")
+	if len(s.Families) != 2 || !s.API {
+		t.Errorf("families %v, API %t; want 4 and dual, over the API", s.Families, s.API)
+	}
+	path := filepath.Join(t.TempDir(), "bad.txtar")
+	if err := os.WriteFile(path, []byte("# families: 5\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Parse(path); err == nil || !strings.Contains(err.Error(), `"5"`) {
+		t.Errorf("error %v, want one that names the family set", err)
+	}
+}
+
+// TestScenariosBeginWithASentence keeps the files readable: the first line says what
+// is shown.
+func TestScenariosBeginWithASentence(t *testing.T) {
+	for _, s := range mustFind(t) {
+		first, _, _ := strings.Cut(string(s.archive.Comment), "\n")
+		if !strings.HasPrefix(first, "# ") || !strings.HasSuffix(strings.TrimRight(first, ")"), ".") {
+			t.Errorf("%s begins with %q, want a comment that is a sentence", s.Path, first)
+		}
+	}
+}
