@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,7 +55,25 @@ func (it *item) decode(node string) decoded {
 			o.cidrs = cluster.ReduceServiceCIDR(c)
 		})
 	}
+	if want := it.readVersion(); want != "" {
+		key, _ := it.key() // without a name the document alone is named
+		return decoded{failures: []failure{{
+			key: key, field: it.prefix + "apiVersion", reason: fmt.Sprintf("%s is not read; write the object in %s", it.APIVersion, want),
+		}}}
+	}
 	return decoded{ignored: true}
+}
+
+// readVersion returns the version in which the item would be read: "" if there is
+// none, because its kind or its API group is another.
+func (t typeMeta) readVersion() string {
+	group, _, _ := strings.Cut(t.APIVersion, "/")
+	for _, read := range [...]typeMeta{{"discovery.k8s.io/v1", "EndpointSlice"}, {"networking.k8s.io/v1", "ServiceCIDR"}} {
+		if t.Kind == read.Kind && strings.HasPrefix(read.APIVersion, group+"/") {
+			return read.APIVersion
+		}
+	}
+	return ""
 }
 
 // isNamespaced reports whether objects of a kind that is read have a namespace.
@@ -132,9 +151,24 @@ func decodeFailure(key objectKey, prefix string, err error) failure {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
 		f.field = prefix + wrong.Field
-		f.reason = fmt.Sprintf("is a JSON %s, want a value for a Go %s", wrong.Value, wrong.Type)
+		f.reason = fmt.Sprintf("is a %s, want %s", wrong.Value, wanted(wrong.Type))
 	}
 	return f
+}
+
+// wanted says what a field of a Go type takes.
+func wanted(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "text"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map, reflect.Pointer:
+		return "fields with values"
+	}
+	return "a number"
 }
 
 // strictFailure is a field that the API does not know, or that is there twice.

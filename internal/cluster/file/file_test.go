@@ -324,15 +324,43 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.1}]}}
 func TestOtherKindsAreNotedOnce(t *testing.T) {
 	w := newWorld(t)
 	w.write("a.yaml", documents("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n", "apiVersion: apps/v1\nkind: Deployment\n", web,
-		"apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: a}\n"))
+		"apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: a}\n"))
 	w.load()
 	w.write("b.yaml", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: b}\n")
 	w.load()
 	w.mustHave(webFact)
 	w.mustReport()
 	have := w.log.take()
-	if len(have) != 2 || !strings.Contains(have[0], "Deployment") || !strings.Contains(have[1], "v1beta1") || !strings.Contains(have[1], "document 4") {
+	if len(have) != 2 || !strings.Contains(have[0], "Deployment") || !strings.Contains(have[1], "knative") || !strings.Contains(have[1], "document 4") {
 		t.Errorf("log: %q", have)
+	}
+}
+
+// An object in a version that is gone would be missed in silence.
+func TestOtherVersionsAreProblems(t *testing.T) {
+	w := newWorld(t)
+	w.write("a.yaml", documents(web, "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: a}\n",
+		"apiVersion: networking.k8s.io/v1alpha1\nkind: ServiceCIDR\n"))
+	w.load()
+	w.mustHave(webFact)
+	w.mustReport(
+		[]string{"document 2", "EndpointSlice default/a", "apiVersion: discovery.k8s.io/v1beta1 is not read", "discovery.k8s.io/v1;"},
+		[]string{"document 3", "apiVersion: networking.k8s.io/v1alpha1 is not read", "networking.k8s.io/v1;"})
+}
+
+// A value of the wrong type is explained in the words of a manifest.
+func TestWrongTypes(t *testing.T) {
+	for spec, want := range map[string]string{
+		`ports: [{port: "80"}]`:                   "spec.ports.port: is a string, want a number",
+		"ports: 80":                               "spec.ports: is a number, want a list",
+		"clusterIP: 7":                            "spec.clusterIP: is a number, want text",
+		"publishNotReadyAddresses: 'yes'":         "spec.publishNotReadyAddresses: is a string, want true or false",
+		"sessionAffinityConfig: {clientIP: [10]}": "want fields with values",
+	} {
+		w := newWorld(t)
+		w.write("a.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {"+spec+"}\n")
+		w.load()
+		w.mustReport([]string{want})
 	}
 }
 
