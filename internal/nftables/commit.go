@@ -1,0 +1,164 @@
+package nftables
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// add appends a step to the batch.
+func (f *family) add(o nft.Op) {
+	o.Table = f.table
+	f.batch = append(f.batch, o)
+	f.size += len(o.Elements)
+}
+
+// emit appends the writes of one Service port, and commits what is large enough.
+func (f *family) emit(e *edits) {
+	if f.size > 0 && f.size+e.size > elementsPerCommit {
+		f.cut()
+	}
+	for s := range steps {
+		for i := range e.sets[s] {
+			f.emitSet(e, &e.sets[s][i])
+		}
+	}
+	if f.size >= elementsPerCommit {
+		f.cut()
+	}
+}
+
+// emitSet appends writes to one set, in parts if there are many.
+func (f *family) emitSet(e *edits, s *setEdit) {
+	del, add := s.del, s.add
+	for len(del) > 0 || len(add) > 0 {
+		d, a := min(len(del), elementsPerCommit), min(len(add), elementsPerCommit)
+		if d > 0 {
+			f.add(nft.Op{Kind: nft.DeleteElements, Set: f.set(s.set), Elements: del[:d], Owner: e.owner})
+		}
+		if a > 0 {
+			f.add(nft.Op{Kind: nft.AddElements, Set: f.set(s.set), Elements: add[:a], Owner: e.owner})
+		}
+		del, add = del[d:], add[a:]
+		if e.size > elementsPerCommit && f.size >= elementsPerCommit {
+			f.cut()
+		}
+	}
+}
+
+// set returns the declaration by name; of those that are not always there, the name
+// and the type of keys matter only.
+func (f *family) set(name string) *nft.Set {
+	if s := f.core[name]; s != nil {
+		return s
+	}
+	return &nft.Set{Name: name, Dynamic: true}
+}
+
+// cut commits the batch, unless it belongs together.
+func (f *family) cut() {
+	if !f.hold {
+		f.commit()
+	}
+}
+
+// forgetTries bounds how often clients are listed anew that went away by themselves
+// between listing and commit.
+const forgetTries = 8
+
+// commit writes the batch. After an error nothing more is written.
+func (f *family) commit() {
+	batch := f.batch
+	f.batch, f.size = nil, 0
+	if f.err != nil || len(batch) == 0 {
+		return
+	}
+	for try := 0; ; try++ {
+		err := f.tables.Commit(f.ctx, batch)
+		if err == nil {
+			return
+		}
+		e, ok := errors.AsType[*nft.Error](err)
+		if !ok || e.Op == nil || !isForget(e.Op) || !errors.Is(err, nft.ErrNotExist) || try >= forgetTries {
+			f.err = err
+			return
+		}
+		at := slices.IndexFunc(batch, func(o nft.Op) bool { return sameStep(&o, e.Op) })
+		if at < 0 {
+			f.err = err
+			return
+		}
+		left, err := f.stillThere(e.Op, try)
+		if err != nil {
+			f.err = err
+			return
+		}
+		batch = slices.Clone(batch)
+		if len(left) == 0 {
+			batch = slices.Delete(batch, at, at+1)
+		} else {
+			batch[at].Elements = left
+		}
+		if len(batch) == 0 {
+			return
+		}
+	}
+}
+
+// isForget reports whether a step deletes clients from an affinity map.
+func isForget(o *nft.Op) bool { return o.Kind == nft.DeleteElements && o.Set != nil && o.Set.Dynamic }
+
+func sameStep(a, b *nft.Op) bool {
+	return a.Kind == b.Kind && a.Set != nil && b.Set != nil && a.Set.Name == b.Set.Name && slices.Equal(a.Elements, b.Elements)
+}
+
+// stillThere lists again the clients of the endpoints whose clients a step deletes;
+// in the end none, which leaves them to the sweep after the commit.
+func (f *family) stillThere(o *nft.Op, try int) ([]nft.Element, error) {
+	if try == forgetTries-1 {
+		return nil, nil
+	}
+	dead := map[nft.Tuple]bool{}
+	for _, e := range o.Elements {
+		dead[e.Data] = true
+	}
+	var left []nft.Element
+	err := f.tables.Elements(f.ctx, f.table, o.Set, func(e nft.Element) {
+		if dead[e.Data] {
+			left = append(left, e)
+		}
+	})
+	return left, err
+}
+
+// tidy deletes what nobody needs any more. What the kernel still holds on to is
+// tried again with the next change: before Linux 6.2 it lets go of a chain only some
+// time after the last element that led there.
+func (f *family) tidy() {
+	ops := f.surplus()
+	if len(ops) == 0 {
+		return
+	}
+	if err := f.tables.Commit(f.ctx, ops); err == nil {
+		for i := range ops {
+			f.gone(ops[i].Name)
+		}
+		return
+	}
+	for i := range ops {
+		err := f.tables.Commit(f.ctx, ops[i:i+1])
+		switch {
+		case err == nil || errors.Is(err, nft.ErrNotExist):
+			f.gone(ops[i].Name)
+		case !errors.Is(err, nft.ErrBusy):
+			f.env.Stats.Add("sync_proxy_rules_nftables_cleanup_failures_total", 1, f.fam.String())
+			f.env.Log.Warn("an unused nftables object cannot be deleted; it is tried again with the next change", "error", err)
+		}
+	}
+}
+
+func (f *family) gone(name string) {
+	delete(f.unused, name)
+	delete(f.objects, name)
+}

@@ -1,0 +1,282 @@
+package nftables
+
+import (
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// step orders the writes of one Service port so that a packet finds the old state
+// or the new one whatever was written already: data before what leads to it, and
+// away only after that.
+type step uint8
+
+const (
+	stepFresh   step = iota // elements to which nothing leads yet
+	stepReplace             // data that is replaced, element by element
+	stepForget              // clients of endpoints that are gone
+	stepVerdict             // what leads to data
+	stepRefuse              // what is behind the verdicts
+	stepStale               // elements to which nothing leads any more
+	steps
+)
+
+// edits are the writes of one Service port.
+type edits struct {
+	owner plan.ID
+	sets  [steps][]setEdit
+	size  int
+}
+
+// setEdit are writes to one set. If both lists are filled they belong together one
+// by one: an element is deleted and then added with another content.
+type setEdit struct {
+	set      string
+	del, add []nft.Element
+}
+
+func (e *edits) at(s step, set string) *setEdit {
+	list := e.sets[s]
+	for i := range list {
+		if list[i].set == set {
+			return &list[i]
+		}
+	}
+	e.sets[s] = append(list, setEdit{set: set})
+	return &e.sets[s][len(list)]
+}
+
+func (e *edits) insert(s step, set string, el nft.Element) {
+	at := e.at(s, set)
+	at.add = append(at.add, el)
+	e.size++
+}
+
+func (e *edits) remove(s step, set string, el nft.Element) {
+	at := e.at(s, set)
+	at.del = append(at.del, el)
+	e.size++
+}
+
+// replace needs a step of its own for sets that also see insert and remove.
+func (e *edits) replace(s step, set string, old, el nft.Element) {
+	at := e.at(s, set)
+	at.del, at.add = append(at.del, old), append(at.add, el)
+	e.size += 2
+}
+
+// change is the way from one state of a Service port to another; either may be that
+// of one that does not exist.
+type change struct {
+	f        *family
+	old, new *rendered
+	edits    *edits
+	// fronts of old by key
+	before map[string]*front
+}
+
+// diff collects what differs between two states of a Service port.
+func (f *family) diff(id plan.ID, old, new *rendered) *edits {
+	c := &change{f: f, old: old, new: new, edits: &edits{owner: id}, before: map[string]*front{}}
+	for i := range old.fronts {
+		fr := &old.fronts[i]
+		c.before[string(fr.key)] = fr
+	}
+	moved := c.movedSlots()
+	for i := range new.fronts {
+		fr := &new.fronts[i]
+		was := c.before[string(fr.key)]
+		delete(c.before, string(fr.key))
+		if was == nil {
+			c.addFront(fr)
+			continue
+		}
+		c.changeFront(was, fr, moved)
+	}
+	for i := range old.fronts {
+		if fr := c.before[string(old.fronts[i].key)]; fr != nil {
+			c.removeFront(fr)
+		}
+	}
+	c.references()
+	return c.edits
+}
+
+// moved is a slot whose endpoint differs; an invalid address is none.
+type movedSlot struct {
+	pool     plan.Pool
+	slot     int
+	old, new endpointAt
+}
+
+func (c *change) movedSlots() []movedSlot {
+	var out []movedSlot
+	if c.old.service == nil || c.new.service == nil {
+		return nil
+	}
+	for pool := range c.new.slots {
+		a, b := c.old.slots[pool], c.new.slots[pool]
+		for i := range max(len(a), len(b)) {
+			m := movedSlot{pool: plan.Pool(pool), slot: i}
+			if i < len(a) {
+				m.old = a[i]
+			}
+			if i < len(b) {
+				m.new = b[i]
+			}
+			if m.old != m.new {
+				out = append(out, m)
+			}
+		}
+	}
+	return out
+}
+
+// slotElement is the element of one slot, and its map.
+func (fr *front) slotElement(p plan.Pool, slot int, ep endpointAt) (string, nft.Element) {
+	n := uint32(slot)
+	if p == plan.Local {
+		n += localSlots
+	}
+	key := append(fr.key[:len(fr.key):len(fr.key)], 0, 0, 0, 0)[:len(fr.key)].Number(n)
+	e := nft.Element{Key: key.Tuple(), Data: nft.Concat(nil).Addr(ep.Addr()).Port(ep.Port()).Tuple()}
+	if fr.nodePort() {
+		return setPortEndpoints, e
+	}
+	return setEndpoints, e
+}
+
+// verdictElement is the element that leads to what is done with packets.
+func (fr *front) verdictElement(id plan.ID) (string, nft.Element) {
+	e := nft.Element{Key: fr.key.Tuple(), Verdict: fr.verdict, Comment: id.String()}
+	if fr.nodePort() {
+		return setNodePorts, e
+	}
+	return setServices, e
+}
+
+func (c *change) addFront(fr *front) {
+	for pool, used := range fr.uses {
+		if used {
+			c.addSlots(fr, plan.Pool(pool))
+		}
+	}
+	set, e := fr.verdictElement(c.edits.owner)
+	c.add(stepVerdict, set, e)
+	if fr.record != "" {
+		set, e := stickyElement(c.edits.owner, fr)
+		c.add(stepVerdict, set, e)
+	}
+}
+
+func (c *change) addSlots(fr *front, p plan.Pool) {
+	for slot, ep := range c.new.slots[p] {
+		set, e := fr.slotElement(p, slot, ep)
+		c.add(stepFresh, set, e)
+	}
+}
+
+func (c *change) removeSlots(fr *front, p plan.Pool) {
+	for slot, ep := range c.old.slots[p] {
+		set, e := fr.slotElement(p, slot, ep)
+		c.edits.remove(stepStale, set, e)
+	}
+}
+
+func (c *change) removeFront(fr *front) {
+	set, e := fr.verdictElement(c.edits.owner)
+	c.edits.remove(stepVerdict, set, e)
+	if fr.record != "" {
+		set, e := stickyElement(c.edits.owner, fr)
+		c.edits.remove(stepVerdict, set, e)
+	}
+	for pool, used := range fr.uses {
+		if used {
+			c.removeSlots(fr, plan.Pool(pool))
+		}
+	}
+}
+
+// changeFront writes only what differs.
+func (c *change) changeFront(was, fr *front, moved []movedSlot) {
+	for pool := range fr.uses {
+		p := plan.Pool(pool)
+		switch {
+		case fr.uses[p] && !was.uses[p]:
+			c.addSlots(fr, p)
+		case was.uses[p] && !fr.uses[p]:
+			c.removeSlots(was, p)
+		}
+	}
+	for _, m := range moved {
+		if !fr.uses[m.pool] || !was.uses[m.pool] {
+			continue
+		}
+		set, old := was.slotElement(m.pool, m.slot, m.old)
+		_, e := fr.slotElement(m.pool, m.slot, m.new)
+		switch {
+		case !m.old.IsValid():
+			c.edits.insert(stepFresh, set, e)
+		case !m.new.IsValid():
+			c.edits.remove(stepStale, set, old)
+		default:
+			c.edits.replace(stepReplace, set, old, e)
+		}
+	}
+	id := c.edits.owner
+	set, old := was.verdictElement(id)
+	if _, e := fr.verdictElement(id); e != old {
+		c.edits.replace(stepVerdict, set, old, e)
+	}
+	set, old = stickyElement(id, was)
+	_, e := stickyElement(id, fr)
+	switch {
+	case was.record == fr.record:
+	case was.record == "":
+		c.add(stepVerdict, set, e)
+	case fr.record == "":
+		c.edits.remove(stepVerdict, set, old)
+	default:
+		c.edits.replace(stepVerdict, set, old, e)
+	}
+}
+
+// add inserts an element, or finds out that the kernel has it already, in this form
+// or another: after a listing that is known.
+func (c *change) add(s step, set string, e nft.Element) {
+	known, listed := c.f.take(set, e.Key, e.End)
+	switch {
+	case !listed:
+		c.edits.insert(s, set, e)
+	case known == e:
+	case s == stepFresh:
+		c.edits.replace(stepReplace, set, known, e)
+	default:
+		c.edits.replace(s, set, known, e)
+	}
+}
+
+// references counts the uses of elements that Service ports share.
+func (c *change) references() {
+	want := c.f.refs.of(c.new)
+	have := c.f.refs.of(c.old)
+	for k := range have {
+		if _, ok := want[k]; ok {
+			delete(want, k)
+			delete(have, k)
+		}
+	}
+	for k := range want {
+		if c.f.refs.use(k) {
+			s := stepFresh
+			if k.set == setClusterIPs {
+				s = stepRefuse
+			}
+			c.add(s, k.set, k.element())
+		}
+	}
+	for k := range have {
+		if c.f.refs.release(k) {
+			c.edits.remove(stepStale, k.set, k.element())
+		}
+	}
+}

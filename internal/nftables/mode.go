@@ -1,0 +1,73 @@
+// Package nftables carries out a plan with nf_tables: a handful of chains, one more
+// for each number of endpoints and way to treat packets, and maps whose elements are
+// the Services and their endpoints. See README.md for a packet's path.
+//
+// [settings.render] says what one Service port needs, [family.diff] what is to be
+// written for it to change, [family] writes. The kernel is spoken to by netlink;
+// the program nft is not needed. Loopback node ports are not served here.
+package nftables
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// Name is the mode's name in kube-proxy's configuration.
+const Name = "nftables"
+
+// Mode returns the mode.
+func Mode() dataplane.Mode {
+	return dataplane.Mode{
+		Name:      Name,
+		Supported: func(ctx context.Context) error { return Supports(ctx, plan.IPv4) },
+		New: func(env dataplane.Env) (dataplane.Backend, error) {
+			return newBackend(env, &nft.Kernel{}), nil
+		},
+		Cleanup: func(ctx context.Context, env dataplane.Env) error {
+			k := &nft.Kernel{}
+			return errors.Join(cleanup(ctx, env, k), k.Close())
+		},
+	}
+}
+
+// backend is the mode at work.
+type backend struct {
+	env    dataplane.Env
+	tables nft.Tables
+
+	mu       sync.Mutex // guards families
+	families []*family
+}
+
+func newBackend(env dataplane.Env, t nft.Tables) *backend {
+	b := &backend{env: env, tables: t}
+	for _, f := range env.Families {
+		b.families = append(b.families, newFamily(env, f, t))
+	}
+	return b
+}
+
+// Apply implements dataplane.Backend.
+func (b *backend) Apply(ctx context.Context, u plan.Update) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var errs []error
+	for _, f := range b.families {
+		errs = append(errs, f.apply(ctx, u))
+	}
+	return errors.Join(errs...)
+}
+
+// Invalidate implements dataplane.Backend.
+func (b *backend) Invalidate() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, f := range b.families {
+		f.forget()
+	}
+}

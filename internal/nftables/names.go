@@ -1,0 +1,143 @@
+package nftables
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+const (
+	// tableName is our table of each family. While a layout is replaced by another
+	// the new one is built under the other name.
+	tableName      = "svcproxy"
+	otherTableName = "svcproxy-b"
+	// kubeProxyTable is the table of kube-proxy's own nftables mode.
+	kubeProxyTable = "kube-proxy"
+
+	// layout is the table's comment. It changes with everything that cannot be
+	// repaired in place: the types of sets and maps, hooks and priorities.
+	layout = "svcproxy, layout 1"
+)
+
+// tablesOf are the tables that may be replaced and removed.
+func tablesOf(f plan.Family) []nft.Table {
+	return []nft.Table{{Family: familyOf(f), Name: tableName}, {Family: familyOf(f), Name: otherTableName}}
+}
+
+func kubeProxyOf(f plan.Family) nft.Table {
+	return nft.Table{Family: familyOf(f), Name: kubeProxyTable}
+}
+
+func familyOf(f plan.Family) nft.Family {
+	if f == plan.IPv6 {
+		return nft.IPv6
+	}
+	return nft.IPv4
+}
+
+// ours reports whether a table was made by svcproxy.
+func ours(t nft.Table) bool { return t.Name == tableName || t.Name == otherTableName }
+
+// Sets and maps that are always there.
+const (
+	setServices      = "services"            // address, protocol, port: what happens to packets
+	setNodePorts     = "node-ports"          // protocol, port: the same
+	setEndpoints     = "endpoints"           // address, protocol, port, slot: an endpoint
+	setPortEndpoints = "node-port-endpoints" // protocol, port, slot: an endpoint
+	setClusterIPs    = "cluster-ips"
+	setNodeAddrs     = "node-port-addresses"
+	setServiceRanges = "service-ranges"
+	setPodRanges     = "pod-ranges"
+	setHairpin       = "hairpin"            // endpoints that may be their own clients
+	setEndpointAddrs = "endpoint-addresses" // of TCP endpoints
+	setSticky        = "sticky-"            // and a protocol: address, port: where clients are remembered
+	setStickyPorts   = "sticky-node-ports-" // and a protocol: port: the same
+)
+
+// Chains that are always there, or whenever something needs them.
+const (
+	chainPrerouting  = "nat-prerouting"
+	chainOutput      = "nat-output"
+	chainPostrouting = "nat-postrouting"
+	chainForward     = "filter-forward"
+	chainRecordIn    = "record-prerouting"
+	chainRecordOut   = "record-output"
+	chainServices    = "to-services"
+	chainReject      = "reject-it"
+	chainRecord      = "record-clients"
+)
+
+// Prefixes of chains and sets that come and go; what follows is told by className,
+// servicePath and rangesName.
+const (
+	prefixSticky   = "sticky/"
+	prefixRecord   = "record/"
+	prefixAffinity = "affinity/"
+	prefixSources  = "sources/"
+	prefixAllow    = "allow/"
+	prefixNodePort = "node-port/"
+)
+
+// protoName is the protocol's name in nft's language.
+func protoName(p plan.Protocol) string { return strings.ToLower(p.String()) }
+
+// servicePath names a Service port within one family: "default/web/http/tcp".
+func servicePath(id plan.ID) string {
+	return id.Namespace + "/" + id.Name + "/" + id.Port + "/" + protoName(id.Protocol)
+}
+
+// affinityName is the map of the clients of one pool.
+func affinityName(id plan.ID, p plan.Pool) string {
+	return prefixAffinity + servicePath(id) + "/" + p.String()
+}
+
+// rangesName is the name of a set of source ranges, which follows from them.
+func rangesName(ranges []netip.Prefix) string {
+	sorted := make([]string, len(ranges))
+	for i, r := range ranges {
+		sorted[i] = r.Masked().String()
+	}
+	slices.Sort(sorted)
+	sum := sha256.Sum256([]byte(strings.Join(slices.Compact(sorted), ",")))
+	const length = 16
+	return prefixSources + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:length])
+}
+
+// className names the chain for packets with given routes: what happens to packets
+// of this node's pods, of the node, and of others, with the number of slots of the
+// pool. "pod.cluster-3/other.cluster-3-masq" chooses among three endpoints and
+// masquerades all but pods.
+func (c *class) name() string {
+	pod, node, outside := c.label(plan.FromPod), c.label(plan.FromNode), c.label(plan.FromOutside)
+	s := ""
+	if c.nodePort {
+		s = prefixNodePort
+	}
+	switch {
+	case pod == node && node == outside:
+		return s + "all." + pod
+	case node == outside:
+		return s + "pod." + pod + "/other." + node
+	case c.podsUnknown:
+		return s + "node." + node + "/outside." + outside
+	}
+	return s + "pod." + pod + "/node." + node + "/outside." + outside
+}
+
+func (c *class) label(o plan.Origin) string {
+	r := c.routes[o]
+	if r.Verdict != plan.Forward {
+		return r.Verdict.String()
+	}
+	s := fmt.Sprintf("%s-%d", r.Pool, c.slots[r.Pool])
+	if r.SNAT {
+		s += "-masq"
+	}
+	return s
+}

@@ -1,0 +1,177 @@
+package nftables
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// entry is a chain or set and who needs it.
+type entry struct {
+	refs   int  // frontends
+	pinned bool // needed in any case
+	isSet  bool
+	exists bool // in the kernel
+	sum    [sha256.Size]byte
+	seen   int // the last round in which it was compared
+}
+
+func (e *entry) needed() bool { return e.refs > 0 || e.pinned }
+
+// sum stands for the content of the object.
+func (o *object) sum() [sha256.Size]byte {
+	if o.set != nil {
+		return setSum(o.set, o.elements)
+	}
+	return chainSum(o.chain, o.rules())
+}
+
+func chainSum(c *nft.Chain, rules []*nft.Rule) [sha256.Size]byte {
+	var b strings.Builder
+	if c.Hook != nil {
+		fmt.Fprintln(&b, *c.Hook)
+	}
+	for _, r := range rules {
+		fmt.Fprintln(&b, r)
+	}
+	return sha256.Sum256([]byte(b.String()))
+}
+
+func setSum(s *nft.Set, elements []nft.Element) [sha256.Size]byte {
+	lines := make([]string, len(elements))
+	for i := range elements {
+		lines[i] = s.ElementText(&elements[i])
+	}
+	slices.Sort(lines)
+	return sha256.Sum256([]byte(declaration(s) + strings.Join(lines, "\n")))
+}
+
+// declaration is what cannot be changed of a set.
+func declaration(s *nft.Set) string {
+	bare := *s
+	bare.Comment = ""
+	return bare.String()
+}
+
+// ensure makes an object exist as it is, and returns its entry.
+func (f *family) ensure(o object) *entry {
+	name := o.name()
+	e := f.objects[name]
+	if e == nil {
+		e = &entry{isSet: o.set != nil}
+		f.objects[name] = e
+	}
+	if e.seen == f.round {
+		return e
+	}
+	e.seen = f.round
+	sum := o.sum()
+	if e.exists && e.sum == sum {
+		return e
+	}
+	if o.set != nil {
+		f.writeSet(&o, e)
+	} else {
+		f.writeChain(&o, e)
+	}
+	e.exists, e.sum = true, sum
+	return e
+}
+
+func (f *family) writeSet(o *object, e *entry) {
+	if e.exists {
+		f.add(nft.Op{Kind: nft.FlushSet, Name: o.set.Name})
+	} else {
+		f.add(nft.Op{Kind: nft.AddSet, Set: o.set})
+	}
+	if len(o.elements) > 0 {
+		f.add(nft.Op{Kind: nft.AddElements, Set: o.set, Elements: o.elements})
+	}
+}
+
+func (f *family) writeChain(o *object, e *entry) {
+	if e.exists {
+		f.add(nft.Op{Kind: nft.FlushChain, Name: o.chain.Name})
+	} else {
+		f.add(nft.Op{Kind: nft.AddChain, Chain: o.chain})
+	}
+	for _, r := range o.rules() {
+		f.add(nft.Op{Kind: nft.AddRule, Name: o.chain.Name, Rule: r})
+	}
+}
+
+// retain counts a user of an object.
+func (f *family) retain(o object) { f.ensure(o).refs++ }
+
+// release counts a user less; what nobody needs is deleted later.
+func (f *family) release(name string) {
+	e := f.objects[name]
+	e.refs--
+	if !e.needed() {
+		f.unused[name] = struct{}{}
+	}
+}
+
+// pin makes objects exist that are not counted; those of before that are not among
+// them are not needed any more.
+func (f *family) pin(objects []object) {
+	wanted := map[string]bool{}
+	for _, o := range objects {
+		f.ensure(o).pinned = true
+		wanted[o.name()] = true
+	}
+	for name, e := range f.objects {
+		if e.pinned && !e.isSet && !wanted[name] {
+			e.pinned = false
+			f.unused[name] = struct{}{}
+		}
+	}
+}
+
+// surplus are the steps that delete what nobody needs: chains before the sets and
+// chains to which they lead.
+func (f *family) surplus() []nft.Op {
+	names := make([]string, 0, len(f.unused))
+	for name := range f.unused {
+		e := f.objects[name]
+		switch {
+		case e.needed():
+			delete(f.unused, name)
+		case !e.exists:
+			delete(f.unused, name)
+			delete(f.objects, name)
+		default:
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if r := f.rank(a) - f.rank(b); r != 0 {
+			return r
+		}
+		return strings.Compare(a, b)
+	})
+	ops := make([]nft.Op, len(names))
+	for i, name := range names {
+		ops[i] = nft.Op{Kind: nft.DeleteChain, Table: f.table, Name: name}
+		if f.objects[name].isSet {
+			ops[i].Kind = nft.DeleteSet
+		}
+	}
+	return ops
+}
+
+// rank orders deletions.
+func (f *family) rank(name string) int {
+	switch {
+	case f.objects[name].isSet:
+		return 3
+	case name == chainRecord:
+		return 2
+	case strings.HasPrefix(name, prefixAllow):
+		return 0
+	}
+	return 1
+}

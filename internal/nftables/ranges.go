@@ -1,0 +1,60 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// rangesOf are the prefixes of one family, in canonical form.
+func rangesOf(f plan.Family, prefixes []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range prefixes {
+		if plan.FamilyOf(p.Addr()) == f {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
+
+// intervals are the elements of an interval set that covers the prefixes: where
+// each range begins, and the first address behind it. Ranges that overlap or touch
+// become one.
+func intervals(prefixes []netip.Prefix) []nft.Element {
+	sorted := slices.Clone(prefixes)
+	slices.SortFunc(sorted, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	var out []nft.Element
+	var end netip.Addr // behind the current range; invalid if it ends with the last address
+	open := false
+	for _, p := range sorted {
+		next := behind(p)
+		if open && (!end.IsValid() || p.Addr().Compare(end) <= 0) {
+			if end.IsValid() && (!next.IsValid() || next.Compare(end) > 0) {
+				end = next
+			}
+			continue
+		}
+		if open {
+			out = append(out, nft.Element{Key: nft.AddrTuple(end), End: true})
+		}
+		out = append(out, nft.Element{Key: nft.AddrTuple(p.Addr())})
+		end, open = next, true
+	}
+	if open && end.IsValid() {
+		out = append(out, nft.Element{Key: nft.AddrTuple(end), End: true})
+	}
+	return out
+}
+
+// behind is the first address after a prefix; invalid if there is none.
+func behind(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := range b {
+		host := min(max(8*(i+1)-p.Bits(), 0), 8) // bits of the byte that vary
+		b[i] |= byte(1<<host - 1)
+	}
+	last, _ := netip.AddrFromSlice(b)
+	return last.Next()
+}

@@ -1,0 +1,222 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// readBack finds out what the kernel has, and which table to work on.
+func (f *family) readBack(ctx context.Context, n *plan.Node) error {
+	s, err := newSettings(f.fam, f.env.Mark(), f.env.BeLiberal, n)
+	if err != nil {
+		return err
+	}
+	f.start(s)
+	var use *nft.Contents
+	for _, t := range tablesOf(f.fam) {
+		c, err := f.tables.Read(ctx, t)
+		if errors.Is(err, nft.ErrNoTable) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		hooked := isHooked(c)
+		f.inForce = f.inForce || hooked
+		if f.fits(c) && (use == nil || hooked && !isHooked(use)) {
+			if use != nil {
+				f.replaced = append(f.replaced, use.Table)
+			}
+			use = c
+			continue
+		}
+		f.replaced = append(f.replaced, t)
+	}
+	exists, err := f.tables.Exists(ctx, kubeProxyOf(f.fam))
+	if err != nil {
+		return err
+	}
+	if exists {
+		f.replaced = append(f.replaced, kubeProxyOf(f.fam))
+		f.inForce = true
+	}
+	f.switches = f.inForce && (use == nil || !isHooked(use))
+	if use == nil {
+		return f.choose(ctx)
+	}
+	f.table = use.Table
+	f.load(use)
+	f.known = true
+	return nil
+}
+
+// start forgets everything.
+func (f *family) start(s settings) {
+	f.core = s.coreSets()
+	f.services = map[plan.ID]*service{}
+	f.objects = map[string]*entry{}
+	f.unused = map[string]struct{}{}
+	f.refs = references{liberal: f.env.BeLiberal, counts: map[reference]int32{}}
+	f.ranges = map[string][]nft.Element{}
+	f.listed = nil
+	f.addrs, f.sticky, f.replaced = nil, 0, nil
+	f.inForce, f.switches = false, false
+}
+
+// choose picks the name of a table that is to be made. One of the two may be in
+// force still; what is not is removed first.
+func (f *family) choose(ctx context.Context) error {
+	for _, t := range tablesOf(f.fam) {
+		if !slices.Contains(f.replaced, t) {
+			f.table, f.known = t, true
+			return nil
+		}
+	}
+	// Both are there and neither can be used: keep the one that handles packets.
+	for _, t := range tablesOf(f.fam) {
+		c, err := f.tables.Read(ctx, t)
+		if err == nil && isHooked(c) && t != tablesOf(f.fam)[1] {
+			continue
+		}
+		if err := f.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: t}}); err != nil {
+			return err
+		}
+		f.replaced = slices.DeleteFunc(f.replaced, func(r nft.Table) bool { return r == t })
+		f.table, f.known = t, true
+		return nil
+	}
+	return errors.New("no name is left for the table")
+}
+
+// isHooked reports whether the kernel calls into a table.
+func isHooked(c *nft.Contents) bool {
+	for _, ch := range c.Chains {
+		if ch.Hook != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// fits reports whether a table can be repaired in place: what cannot be changed of
+// it is as it should be.
+func (f *family) fits(c *nft.Contents) bool {
+	if c.Comment != layout {
+		return false
+	}
+	s := f.settingsFor()
+	for name, want := range s.coreSets() {
+		if have := c.Sets[name]; have != nil && declaration(have) != declaration(want) {
+			return false
+		}
+	}
+	for _, want := range append(s.inner(), s.base(true)...) {
+		have := c.Chains[want.name()]
+		if have == nil {
+			continue
+		}
+		if (have.Hook == nil) != (want.chain.Hook == nil) || have.Hook != nil && *have.Hook != *want.chain.Hook {
+			return false
+		}
+	}
+	return true
+}
+
+// settingsFor are settings of which only the family matters.
+func (f *family) settingsFor() settings { return settings{family: f.fam, mark: f.env.Mark()} }
+
+// load takes over what a table holds.
+func (f *family) load(c *nft.Contents) {
+	for name, ch := range c.Chains {
+		f.objects[name] = &entry{exists: true, sum: chainSum(&ch.Chain, ch.Rules)}
+		f.unused[name] = struct{}{}
+	}
+	f.listed = map[string]map[nft.Tuple]nft.Element{}
+	for name, set := range c.Sets {
+		elements := c.Elements[name]
+		e := &entry{exists: true, isSet: true}
+		f.objects[name] = e
+		f.unused[name] = struct{}{}
+		switch {
+		case f.core[name] == nil:
+			e.sum = setSum(set, elements)
+		case set.Interval:
+			f.ranges[name] = ordered(elements)
+		case name == setNodeAddrs:
+			for _, el := range elements {
+				a, _ := el.Key.Addr(familyOf(f.fam))
+				f.addrs = append(f.addrs, a)
+			}
+			slices.SortFunc(f.addrs, netip.Addr.Compare)
+		default:
+			byKey := make(map[nft.Tuple]nft.Element, len(elements))
+			for _, el := range elements {
+				byKey[el.Key] = el
+			}
+			f.listed[name] = byKey
+		}
+		delete(c.Elements, name)
+	}
+}
+
+// ordered puts the elements of an interval set into the order of [intervals].
+func ordered(elements []nft.Element) []nft.Element {
+	out := slices.Clone(elements)
+	slices.SortFunc(out, func(a, b nft.Element) int {
+		switch {
+		case a.Key != b.Key && a.Key < b.Key, a.Key == b.Key && a.End && !b.End:
+			return -1
+		case a.Key != b.Key || a.End != b.End:
+			return 1
+		}
+		return 0
+	})
+	return out
+}
+
+// take returns what a listing found under a key, once; false if nothing.
+func (f *family) take(set string, key nft.Tuple, end bool) (nft.Element, bool) {
+	found := f.listed[set]
+	e, ok := found[key]
+	if !ok || end {
+		return nft.Element{}, false
+	}
+	delete(found, key)
+	return e, true
+}
+
+// adopt reads from a listing which slots the endpoints of a Service port have.
+func (f *family) adopt(sp *plan.ServicePort) [2][]netip.AddrPort {
+	var out [2][]netip.AddrPort
+	if len(f.listed) == 0 {
+		return out
+	}
+	for pool := range out {
+		for i := range sp.Frontends {
+			fr := front{Frontend: &sp.Frontends[i], key: frontKey(sp.ID.Protocol, &sp.Frontends[i])}
+			if out[pool] = f.slotsOf(&fr, plan.Pool(pool)); len(out[pool]) > 0 {
+				break
+			}
+		}
+	}
+	return out
+}
+
+func (f *family) slotsOf(fr *front, p plan.Pool) []netip.AddrPort {
+	var out []netip.AddrPort
+	for {
+		set, probe := fr.slotElement(p, len(out), netip.AddrPortFrom(netip.IPv4Unspecified(), 0))
+		e, ok := f.listed[set][probe.Key]
+		if !ok {
+			return out
+		}
+		a, rest := e.Data.Addr(familyOf(f.fam))
+		port, _ := rest.Port()
+		out = append(out, netip.AddrPortFrom(a, port))
+	}
+}

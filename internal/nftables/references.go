@@ -1,0 +1,89 @@
+package nftables
+
+import (
+	"net/netip"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+type endpointAt = netip.AddrPort
+
+// reference is an element that several Service ports may need.
+type reference struct {
+	set   string
+	proto plan.Protocol // of setHairpin
+	port  uint16
+	addr  netip.Addr
+}
+
+func (r reference) element() nft.Element {
+	if r.set == setHairpin {
+		return nft.Element{Key: nft.Concat(nil).Addr(r.addr).Addr(r.addr).Proto(uint8(r.proto)).Port(r.port).Tuple()}
+	}
+	return nft.Element{Key: nft.AddrTuple(r.addr)}
+}
+
+// references counts who needs elements.
+type references struct {
+	liberal bool
+	counts  map[reference]int32
+}
+
+// use counts one more user, and reports whether it is the first.
+func (r *references) use(k reference) bool {
+	r.counts[k]++
+	return r.counts[k] == 1
+}
+
+// release counts one less, and reports whether it was the last.
+func (r *references) release(k reference) bool {
+	r.counts[k]--
+	if r.counts[k] > 0 {
+		return false
+	}
+	delete(r.counts, k)
+	return true
+}
+
+// of returns the references of a Service port.
+func (r *references) of(v *rendered) map[reference]struct{} {
+	out := map[reference]struct{}{}
+	if v.service == nil {
+		return out
+	}
+	sp := v.sp
+	// A pod of another node can meet itself here only where clients from outside
+	// keep their address.
+	unmasked := false
+	var used [2]bool
+	for i := range v.fronts {
+		f := &v.fronts[i]
+		if f.Kind == plan.ClusterIP {
+			out[reference{set: setClusterIPs, addr: f.Addr}] = struct{}{}
+		}
+		for o, rt := range f.Route {
+			if rt.Verdict == plan.Forward && !rt.SNAT && (plan.Origin(o) == plan.FromOutside || f.Kind != plan.ClusterIP && rt.Pool == plan.Cluster) {
+				unmasked = true
+			}
+		}
+		for p, u := range f.uses {
+			used[p] = used[p] || u
+		}
+	}
+	for pool, eps := range sp.Pools {
+		if !used[pool] {
+			continue
+		}
+		for i := range eps {
+			e := &eps[i]
+			if e.Weight > 0 && (!e.Elsewhere || unmasked) {
+				out[reference{set: setHairpin, proto: sp.ID.Protocol, port: e.Addr.Port(), addr: e.Addr.Addr()}] = struct{}{}
+			}
+			if !r.liberal && sp.ID.Protocol == plan.TCP {
+				out[reference{set: setEndpointAddrs, addr: e.Addr.Addr()}] = struct{}{}
+			}
+		}
+	}
+	return out
+}

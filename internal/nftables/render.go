@@ -1,0 +1,307 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// settings is everything but the Services that chains depend on, for one family.
+type settings struct {
+	family  plan.Family
+	mark    uint32
+	liberal bool // nothing is dropped as INVALID
+	pods    plan.LocalKind
+	name    string // of the interface, or how its name begins
+}
+
+// newSettings takes what matters of a node. The error names a value that no rule can
+// have.
+func newSettings(f plan.Family, mark uint32, liberal bool, n *plan.Node) (settings, error) {
+	s := settings{family: f, mark: mark, liberal: liberal}
+	local := n.Local[f]
+	s.pods, s.name = local.Kind, local.Name
+	switch s.pods {
+	case plan.LocalPrefix:
+		s.name = ""
+		if len(rangesOf(f, local.Prefixes)) == 0 {
+			s.pods = plan.LocalUnknown
+		}
+	case plan.LocalInterface, plan.LocalInterfacePrefix:
+		const longest = 15
+		if s.name == "" || len(s.name) > longest || strings.ContainsAny(s.name, " \t\n\"'\\/*") {
+			return s, fmt.Errorf("local traffic: %q is no interface name: give 1 to %d characters without spaces, quotes, '/' and '*'", s.name, longest)
+		}
+	}
+	return s, nil
+}
+
+// isPod matches packets of this node's pods, or, with not, all others; nil if they
+// cannot be told.
+func (s settings) isPod(not bool) nft.Statement {
+	switch s.pods {
+	case plan.LocalPrefix:
+		return nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: setPodRanges, Not: not}
+	case plan.LocalInterface, plan.LocalInterfacePrefix:
+		return nft.InterfaceIs{Name: s.name, Prefix: s.pods == plan.LocalInterfacePrefix, Not: not}
+	}
+	return nil
+}
+
+func (s settings) rule(statements ...nft.Statement) *nft.Rule {
+	return nft.NewRule(familyOf(s.family), statements...)
+}
+
+// service is a Service port with a place for each of its endpoints.
+type service struct {
+	sp *plan.ServicePort
+	// slots are the endpoints of each pool by the number that the random choice
+	// gives. One with a larger weight has several.
+	slots [2][]netip.AddrPort
+}
+
+// front is a frontend as the kernel has it.
+type front struct {
+	*plan.Frontend
+	key     nft.Concat // of its verdict, and the beginning of its endpoints' keys
+	verdict nft.Verdict
+	record  string  // the chain in which its clients are remembered, or ""
+	uses    [2]bool // by Pool: the chain chooses among its slots
+}
+
+// nodePort reports whether it is one.
+func (f *front) nodePort() bool { return f.Kind == plan.NodePort }
+
+// rendered is what one Service port needs.
+type rendered struct {
+	*service
+	fronts  []front
+	objects []object // those that others lead to first
+}
+
+// object is a chain with its rules, or a set with fixed elements.
+type object struct {
+	chain    *nft.Chain
+	rules    func() []*nft.Rule
+	set      *nft.Set
+	elements []nft.Element
+}
+
+func (o *object) name() string {
+	if o.set != nil {
+		return o.set.Name
+	}
+	return o.chain.Name
+}
+
+// class is one way to treat packets: frontends that want the same share a chain.
+type class struct {
+	routes      [3]plan.Route
+	slots       [2]int
+	nodePort    bool
+	podsUnknown bool
+}
+
+// render says what a Service port needs. It is pure.
+func (s settings) render(svc *service) *rendered {
+	r := &rendered{service: svc}
+	if svc == nil {
+		return r
+	}
+	seen := map[string]bool{}
+	need := func(o object) {
+		if !seen[o.name()] {
+			seen[o.name()] = true
+			r.objects = append(r.objects, o)
+		}
+	}
+	for i := range svc.sp.Frontends {
+		r.fronts = append(r.fronts, s.front(svc, &svc.sp.Frontends[i], need))
+	}
+	return r
+}
+
+func (s settings) front(svc *service, fe *plan.Frontend, need func(object)) front {
+	id := svc.sp.ID
+	f := front{Frontend: fe, key: frontKey(id.Protocol, fe)}
+	c := s.classOf(svc, fe)
+	for _, rt := range c.routes {
+		if rt.Verdict == plan.Forward {
+			f.uses[rt.Pool] = true
+		}
+	}
+	f.verdict = s.lead(svc, c, need)
+	if svc.sp.Affinity > 0 && (f.uses[plan.Cluster] || f.uses[plan.Local]) {
+		o := s.recordChain(svc, c)
+		need(o)
+		f.record = o.name()
+	}
+	if fe.Allow != nil && f.verdict.Code != nft.Drop {
+		f.verdict = s.allow(fe.Allow, f.verdict, need)
+	}
+	return f
+}
+
+// classOf reduces a frontend's routes to what makes a difference.
+func (s settings) classOf(svc *service, fe *plan.Frontend) *class {
+	c := &class{routes: fe.Route, nodePort: fe.Kind == plan.NodePort, podsUnknown: s.pods == plan.LocalUnknown}
+	if c.podsUnknown {
+		c.routes[plan.FromPod] = c.routes[plan.FromOutside]
+	}
+	for i := range c.routes {
+		rt := &c.routes[i]
+		if rt.Verdict == plan.Forward && len(svc.slots[rt.Pool]) == 0 {
+			*rt = plan.Route{Verdict: plan.Reject}
+		}
+		if rt.Verdict != plan.Forward {
+			rt.Pool, rt.SNAT = plan.Cluster, false
+			continue
+		}
+		c.slots[rt.Pool] = len(svc.slots[rt.Pool])
+	}
+	return c
+}
+
+// lead returns the verdict that carries out a class.
+func (s settings) lead(svc *service, c *class, need func(object)) nft.Verdict {
+	if c.routes[0] == c.routes[1] && c.routes[1] == c.routes[2] {
+		switch c.routes[0].Verdict {
+		case plan.Reject:
+			return nft.Verdict{Code: nft.Goto, Chain: chainReject}
+		case plan.Drop:
+			return nft.Verdict{Code: nft.Drop}
+		}
+	}
+	name, remark := c.name(), ""
+	if svc.sp.Affinity > 0 {
+		for pool, used := range c.slots {
+			if used > 0 {
+				need(object{set: s.affinitySet(svc.sp.ID, plan.Pool(pool))})
+			}
+		}
+		name = prefixSticky + servicePath(svc.sp.ID) + "/" + name
+		remark = svc.sp.ID.String()
+	}
+	need(object{chain: &nft.Chain{Name: name, Comment: remark}, rules: func() []*nft.Rule { return s.classRules(svc.sp, c) }})
+	return nft.Verdict{Code: nft.Goto, Chain: name}
+}
+
+// classRules are the rules of a class's chain.
+func (s settings) classRules(sp *plan.ServicePort, c *class) []*nft.Rule {
+	var out []*nft.Rule
+	pod, node, outside := c.routes[plan.FromPod], c.routes[plan.FromNode], c.routes[plan.FromOutside]
+	add := func(r plan.Route, match ...nft.Statement) { out = append(out, s.carryOut(sp, c, r, match)...) }
+	unmasked := outside
+	unmasked.SNAT = false
+	switch {
+	case pod == node && node == outside:
+		add(outside)
+	case !c.podsUnknown && node == outside && node.Verdict == plan.Forward && pod == unmasked:
+		out = append(out, s.rule(s.isPod(true), nft.SetMark(s.mark)))
+		add(unmasked)
+	default:
+		if !c.podsUnknown {
+			add(pod, s.isPod(false))
+		}
+		if node != outside {
+			add(node, nft.SrcIsLocal{})
+		}
+		add(outside)
+	}
+	return out
+}
+
+// carryOut are the rules for a route of the packets that match.
+func (s settings) carryOut(sp *plan.ServicePort, c *class, r plan.Route, match []nft.Statement) []*nft.Rule {
+	switch r.Verdict {
+	case plan.Reject:
+		return []*nft.Rule{s.rule(append(match, nft.Do{Code: nft.Goto, Chain: chainReject})...)}
+	case plan.Drop:
+		return []*nft.Rule{s.rule(append(match, nft.Do{Code: nft.Drop})...)}
+	}
+	if r.SNAT {
+		match = append(match, nft.SetMark(s.mark))
+	}
+	choose := nft.DNAT{Fields: []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, Map: setEndpoints, Slots: uint32(c.slots[r.Pool])}
+	if c.nodePort {
+		choose.Fields, choose.Map = choose.Fields[1:], setPortEndpoints
+	}
+	if r.Pool == plan.Local {
+		choose.First = localSlots
+	}
+	var out []*nft.Rule
+	if sp.Affinity > 0 {
+		known := nft.DNAT{Fields: []nft.Field{nft.SrcAddr}, Map: affinityName(sp.ID, r.Pool)}
+		out = append(out, s.rule(append(slices.Clone(match), isProto(sp.ID.Protocol), known)...))
+	}
+	return append(out, s.rule(append(slices.Clone(match), choose)...))
+}
+
+func isProto(p plan.Protocol) nft.Statement {
+	return nft.Is{Field: nft.Proto, Value: nft.Tuple([]byte{byte(p)})}
+}
+
+// allow returns the verdict that lets only some sources go on.
+func (s settings) allow(ranges []netip.Prefix, to nft.Verdict, need func(object)) nft.Verdict {
+	own := rangesOf(s.family, ranges)
+	if len(own) == 0 {
+		return nft.Verdict{Code: nft.Drop}
+	}
+	set := &nft.Set{
+		Name: rangesName(own), Key: []nft.Type{nft.AddrType(familyOf(s.family))}, Interval: true,
+		Comment: fmt.Sprintf("%d source ranges", len(own)),
+	}
+	need(object{set: set, elements: intervals(own)})
+	name := prefixAllow + strings.TrimPrefix(set.Name, prefixSources) + "/" + to.Chain
+	need(object{chain: &nft.Chain{Name: name}, rules: func() []*nft.Rule {
+		return []*nft.Rule{
+			s.rule(nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: set.Name}, nft.Do(to)),
+			s.rule(nft.Do{Code: nft.Drop}),
+		}
+	}})
+	return nft.Verdict{Code: nft.Goto, Chain: name}
+}
+
+// frontKey is the key of a frontend in the verdict maps.
+func frontKey(p plan.Protocol, f *plan.Frontend) nft.Concat {
+	if f.Kind == plan.NodePort {
+		return nft.Concat(nil).Proto(uint8(p)).Port(f.Port)
+	}
+	return nft.Concat(nil).Addr(f.Addr).Proto(uint8(p)).Port(f.Port)
+}
+
+// check says what of a Service port the kernel cannot have.
+func check(f plan.Family, sp *plan.ServicePort) error {
+	switch sp.ID.Protocol {
+	case plan.TCP, plan.UDP, plan.SCTP:
+	default:
+		return fmt.Errorf("protocol %s: want TCP, UDP or SCTP", sp.ID.Protocol)
+	}
+	for _, fe := range sp.Frontends {
+		if fe.Kind != plan.NodePort && (!fe.Addr.IsValid() || plan.FamilyOf(fe.Addr) != f) {
+			return fmt.Errorf("%s %s: not an %s address", fe.Kind, fe.Addr, f)
+		}
+		if fe.Port == 0 {
+			return fmt.Errorf("%s %s: port 0", fe.Kind, fe.Addr)
+		}
+	}
+	for _, pool := range sp.Pools {
+		for _, e := range pool {
+			if !e.Addr.IsValid() || plan.FamilyOf(e.Addr.Addr()) != f || e.Addr.Port() == 0 {
+				return fmt.Errorf("endpoint %s: want an %s address and a port", e.Addr, f)
+			}
+		}
+		if n := weighted(pool).total(); n > mostSlots {
+			return fmt.Errorf("%d endpoints in one pool: want at most %d", n, mostSlots)
+		}
+	}
+	if len(sp.Frontends) == 0 {
+		return errors.New("it has no frontends")
+	}
+	return nil
+}

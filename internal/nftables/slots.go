@@ -1,0 +1,111 @@
+package nftables
+
+import (
+	"net/netip"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+const (
+	// localSlots is the number of the first slot of the Local pool; those of the
+	// Cluster pool begin at 0.
+	localSlots = 1 << 20
+	// mostSlots is how many a pool can have. Weights whose sum is larger are
+	// rounded.
+	mostSlots = 1 << 16
+)
+
+// copies says how many slots each endpoint of a pool gets.
+type copies struct {
+	pool    []plan.Endpoint
+	divisor int // of weights
+}
+
+// weighted divides the weights of a pool by their greatest common divisor; if the
+// sum is too large still, by more, rounding up.
+func weighted(pool []plan.Endpoint) copies {
+	c := copies{pool: pool}
+	sum := 0
+	for _, e := range pool {
+		c.divisor = gcd(c.divisor, int(e.Weight))
+		sum += int(e.Weight)
+	}
+	if c.divisor == 0 {
+		c.divisor = 1
+	}
+	if room := mostSlots - len(pool); room > 0 && sum/c.divisor > mostSlots {
+		c.divisor = (sum + room - 1) / room
+	}
+	return c
+}
+
+func (c copies) of(e *plan.Endpoint) int { return (int(e.Weight) + c.divisor - 1) / c.divisor }
+
+func (c copies) total() int {
+	n := 0
+	for i := range c.pool {
+		n += c.of(&c.pool[i])
+	}
+	return n
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// assign gives each endpoint of a pool its slots and moves as few as it can: those
+// that stay keep theirs, new ones take the free ones, and the last ones fill what
+// is free then.
+func assign(old []netip.AddrPort, pool []plan.Endpoint) []netip.AddrPort {
+	c := weighted(pool)
+	total := c.total()
+	if total == 0 {
+		return nil
+	}
+	out := make([]netip.AddrPort, 0, max(total, len(old)))
+	if len(old) == 0 {
+		for i := range pool {
+			for range c.of(&pool[i]) {
+				out = append(out, pool[i].Addr)
+			}
+		}
+		return out
+	}
+	need := make(map[netip.AddrPort]int, len(pool))
+	for i := range pool {
+		need[pool[i].Addr] = c.of(&pool[i])
+	}
+	out = append(out, old...)
+	var free []int
+	for i, a := range old {
+		if need[a] > 0 {
+			need[a]--
+			continue
+		}
+		free = append(free, i)
+	}
+	for i := range pool {
+		for range need[pool[i].Addr] {
+			if len(free) > 0 {
+				out[free[0]] = pool[i].Addr
+				free = free[1:]
+				continue
+			}
+			out = append(out, pool[i].Addr)
+		}
+	}
+	for len(out) > total { // free holds what is between 0 and len(out), ascending
+		last := len(out) - 1
+		if n := len(free) - 1; free[n] == last {
+			free = free[:n]
+		} else {
+			out[free[0]] = out[last]
+			free = free[1:]
+		}
+		out = out[:last]
+	}
+	return out
+}

@@ -1,0 +1,13 @@
+package nftables
+
+import (
+	"context"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// Watch implements dataplane.Watcher: the kernel tells of every commit that is not
+// ours. Clients that the kernel remembers or forgets by itself are no commits.
+func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error {
+	return b.tables.Watch(ctx, ours, make(chan struct{}), func(e nft.Event) { disturbed(e.What) })
+}

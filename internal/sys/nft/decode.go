@@ -1,0 +1,150 @@
+package nft
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+func u32(b []byte) uint32 {
+	if len(b) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+// body is what follows the header in a message of nf_tables.
+func body(b []byte) []byte { return b[min(4, len(b)):] }
+
+// parseChain reads a chain; table is the one that it belongs to.
+func parseChain(b []byte) (table string, c Chain) {
+	eachAttr(b, func(typ uint16, data []byte) {
+		switch typ {
+		case unix.NFTA_CHAIN_TABLE:
+			table = cString(data)
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = cString(data)
+		case unix.NFTA_CHAIN_HOOK:
+			h := hookOf(&c)
+			eachAttr(data, func(typ uint16, data []byte) {
+				switch typ {
+				case unix.NFTA_HOOK_HOOKNUM:
+					h.Num = HookNum(u32(data))
+				case unix.NFTA_HOOK_PRIORITY:
+					h.Priority = int32(u32(data))
+				}
+			})
+		case unix.NFTA_CHAIN_TYPE:
+			hookOf(&c).Type = cString(data)
+		case chainUserdata:
+			c.Comment = commentOf(data, commentOfChain)
+		}
+	})
+	return table, c
+}
+
+func hookOf(c *Chain) *Hook {
+	if c.Hook == nil {
+		c.Hook = &Hook{}
+	}
+	return c.Hook
+}
+
+// parseRule reads a rule of a table of the family, and the chain that it is in.
+func parseRule(f Family, b []byte) (chain string, r *Rule) {
+	var exprs []expr
+	remark := ""
+	eachAttr(b, func(typ uint16, data []byte) {
+		switch typ {
+		case unix.NFTA_RULE_CHAIN:
+			chain = cString(data)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			exprs = parseExprs(data)
+		case unix.NFTA_RULE_USERDATA:
+			remark = commentOf(data, commentOfRule)
+		}
+	})
+	r = newRule(f, exprs)
+	r.Comment = remark
+	return chain, r
+}
+
+// parseSet reads a set's declaration. Types that are not used here leave Key or
+// Data empty, so that it differs from all that is wanted.
+func parseSet(b []byte) *Set {
+	s := &Set{}
+	var flags, data uint32
+	eachAttr(b, func(typ uint16, d []byte) {
+		switch typ {
+		case unix.NFTA_SET_NAME:
+			s.Name = cString(d)
+		case unix.NFTA_SET_FLAGS:
+			flags = u32(d)
+		case unix.NFTA_SET_KEY_TYPE:
+			s.Key = typesOf(u32(d))
+		case unix.NFTA_SET_DATA_TYPE:
+			data = u32(d)
+		case unix.NFTA_SET_DESC:
+			eachAttr(d, func(typ uint16, d []byte) {
+				if typ == unix.NFTA_SET_DESC_SIZE {
+					s.Size = u32(d)
+				}
+			})
+		case unix.NFTA_SET_USERDATA:
+			s.Comment = commentOf(d, commentOfSet)
+		}
+	})
+	s.Interval = flags&unix.NFT_SET_INTERVAL != 0
+	s.Dynamic = flags&unix.NFT_SET_EVAL != 0
+	if flags&unix.NFT_SET_MAP != 0 {
+		s.Verdicts = data == verdictType
+		if !s.Verdicts {
+			s.Data = typesOf(data)
+		}
+	}
+	return s
+}
+
+// eachElement calls f with the elements of a message.
+func eachElement(b []byte, f func(Element)) {
+	eachAttr(b, func(typ uint16, list []byte) {
+		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return
+		}
+		eachAttr(list, func(_ uint16, b []byte) { f(parseElement(b)) })
+	})
+}
+
+func parseElement(b []byte) Element {
+	var e Element
+	eachAttr(b, func(typ uint16, d []byte) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.Key = parseTuple(d)
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.End = u32(d)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		case unix.NFTA_SET_ELEM_DATA:
+			eachAttr(d, func(typ uint16, v []byte) {
+				switch typ {
+				case unix.NFTA_DATA_VALUE:
+					e.Data = Tuple(v)
+				case unix.NFTA_DATA_VERDICT:
+					e.Verdict = parseVerdict(v)
+				}
+			})
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.Comment = commentOf(d, commentOfElement)
+		}
+	})
+	return e
+}
+
+func parseTuple(b []byte) Tuple {
+	var t Tuple
+	eachAttr(b, func(typ uint16, v []byte) {
+		if typ == unix.NFTA_DATA_VALUE {
+			t = Tuple(v)
+		}
+	})
+	return t
+}

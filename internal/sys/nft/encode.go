@@ -1,0 +1,200 @@
+package nft
+
+import (
+	"encoding/binary"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Attributes that the library of system constants lacks, and nft's numbers for
+// comments in user data.
+const (
+	tableUserdata = 6
+	chainUserdata = 12
+
+	commentOfTable   = 0
+	commentOfChain   = 0
+	commentOfRule    = 0
+	commentOfElement = 0
+	commentOfSet     = 7
+	byteOrderOfKey   = 0
+	bigEndian        = 2
+)
+
+const (
+	// elementBytes is up to how much of a message elements fill: the attribute
+	// around them has a length of two bytes.
+	elementBytes = 60_000
+	verdictType  = 0xffffff00 // NFT_DATA_VERDICT
+)
+
+func header(f Family, resource uint16) []byte {
+	return binary.BigEndian.AppendUint16([]byte{byte(f), unix.NFNETLINK_V0}, resource)
+}
+
+func request(kind uint16, flags netlink.HeaderFlags, f Family) netlink.Message {
+	return netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: netlink.Request | flags},
+		Data:   header(f, 0),
+	}
+}
+
+// encode appends the messages of a step, and calls each with every one's step.
+func encode(out []netlink.Message, o *Op) []netlink.Message {
+	switch o.Kind {
+	case AddElements, DeleteElements:
+		return encodeElements(out, o)
+	}
+	kind, flags := uint16(0), netlink.HeaderFlags(0)
+	switch o.Kind {
+	case AddTable:
+		kind, flags = unix.NFT_MSG_NEWTABLE, netlink.Create
+	case DeleteTable:
+		kind = unix.NFT_MSG_DELTABLE
+	case AddChain:
+		kind, flags = unix.NFT_MSG_NEWCHAIN, netlink.Create
+	case DeleteChain:
+		kind = unix.NFT_MSG_DELCHAIN
+	case FlushChain:
+		kind = unix.NFT_MSG_DELRULE
+	case AddRule:
+		kind, flags = unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append
+	case AddSet:
+		kind, flags = unix.NFT_MSG_NEWSET, netlink.Create
+	case DeleteSet:
+		kind = unix.NFT_MSG_DELSET
+	case FlushSet:
+		kind = unix.NFT_MSG_DELSETELEM
+	}
+	m := request(kind, flags, o.Table.Family)
+	w := &message{buf: m.Data}
+	w.text(1, o.Table.Name) // the first attribute of all
+	switch o.Kind {
+	case AddTable:
+		if o.Comment != "" {
+			w.bytes(tableUserdata, comment(commentOfTable, o.Comment))
+		}
+	case AddChain:
+		putChain(w, o.Chain)
+	case DeleteChain:
+		w.text(unix.NFTA_CHAIN_NAME, o.Name)
+	case FlushChain:
+		w.text(unix.NFTA_RULE_CHAIN, o.Name)
+	case AddRule:
+		w.text(unix.NFTA_RULE_CHAIN, o.Name)
+		w.nest(unix.NFTA_RULE_EXPRESSIONS, func() { putExprs(w, o.Rule.exprs) })
+		if o.Rule.Comment != "" {
+			w.bytes(unix.NFTA_RULE_USERDATA, comment(commentOfRule, o.Rule.Comment))
+		}
+	case AddSet:
+		putSet(w, o.Set)
+	case DeleteSet, FlushSet:
+		w.text(unix.NFTA_SET_NAME, o.Name)
+	}
+	m.Data = w.buf
+	return append(out, m)
+}
+
+func putChain(w *message, c *Chain) {
+	w.text(unix.NFTA_CHAIN_NAME, c.Name)
+	if c.Hook != nil {
+		w.nest(unix.NFTA_CHAIN_HOOK, func() {
+			w.number(unix.NFTA_HOOK_HOOKNUM, uint32(c.Hook.Num))
+			w.number(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
+		})
+		w.text(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
+	}
+	if c.Comment != "" {
+		w.bytes(chainUserdata, comment(commentOfChain, c.Comment))
+	}
+}
+
+func putSet(w *message, s *Set) {
+	w.text(unix.NFTA_SET_NAME, s.Name)
+	w.number(unix.NFTA_SET_FLAGS, s.flags())
+	w.number(unix.NFTA_SET_KEY_TYPE, typeID(s.Key))
+	w.number(unix.NFTA_SET_KEY_LEN, uint32(tupleLen(s.Key)))
+	switch {
+	case s.Verdicts:
+		w.number(unix.NFTA_SET_DATA_TYPE, verdictType)
+		w.number(unix.NFTA_SET_DATA_LEN, 16)
+	case len(s.Data) > 0:
+		w.number(unix.NFTA_SET_DATA_TYPE, typeID(s.Data))
+		w.number(unix.NFTA_SET_DATA_LEN, uint32(tupleLen(s.Data)))
+	}
+	if s.Size > 0 {
+		w.nest(unix.NFTA_SET_DESC, func() { w.number(unix.NFTA_SET_DESC_SIZE, s.Size) })
+	}
+	w.number(unix.NFTA_SET_ID, 1) // required; steps name sets
+	var ud []byte
+	if s.Interval {
+		ud = userdata(ud, byteOrderOfKey, native(bigEndian))
+	}
+	if s.Comment != "" {
+		ud = append(ud, comment(commentOfSet, s.Comment)...)
+	}
+	if len(ud) > 0 {
+		w.bytes(unix.NFTA_SET_USERDATA, ud)
+	}
+}
+
+func (s *Set) flags() uint32 {
+	var f uint32
+	if s.isMap() {
+		f |= unix.NFT_SET_MAP
+	}
+	if s.Interval {
+		f |= unix.NFT_SET_INTERVAL
+	}
+	if s.Dynamic {
+		f |= unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
+	}
+	return f
+}
+
+// encodeElements appends as many messages as the elements need.
+func encodeElements(out []netlink.Message, o *Op) []netlink.Message {
+	for rest := o.Elements; len(rest) > 0; {
+		m := request(unix.NFT_MSG_NEWSETELEM, netlink.Create, o.Table.Family)
+		if o.Kind == DeleteElements {
+			m = request(unix.NFT_MSG_DELSETELEM, 0, o.Table.Family)
+		}
+		w := &message{buf: m.Data}
+		w.text(unix.NFTA_SET_ELEM_LIST_TABLE, o.Table.Name)
+		w.text(unix.NFTA_SET_ELEM_LIST_SET, o.Set.Name)
+		list := w.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED)
+		for len(rest) > 0 && len(w.buf)-list < elementBytes {
+			putElement(w, o.Set, &rest[0], o.Kind == AddElements)
+			rest = rest[1:]
+		}
+		w.close(list)
+		m.Data = w.buf
+		out = append(out, m)
+	}
+	return out
+}
+
+func putElement(w *message, s *Set, e *Element, whole bool) {
+	at := w.open(unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED)
+	if e.End {
+		w.number(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	}
+	w.tuple(unix.NFTA_SET_ELEM_KEY, e.Key)
+	switch {
+	case !whole || !s.isMap():
+	case s.Verdicts:
+		data := w.open(unix.NFTA_SET_ELEM_DATA | unix.NLA_F_NESTED)
+		w.verdict(e.Verdict)
+		w.close(data)
+	default:
+		w.tuple(unix.NFTA_SET_ELEM_DATA, e.Data)
+	}
+	if whole && e.Timeout > 0 {
+		w.bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds())))
+	}
+	if whole && e.Comment != "" {
+		w.bytes(unix.NFTA_SET_ELEM_USERDATA, comment(commentOfElement, e.Comment))
+	}
+	w.close(at)
+}

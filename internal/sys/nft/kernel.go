@@ -1,0 +1,428 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	sendBuffer    = 16 << 20 // bytes; a transaction is one write
+	receiveBuffer = 4 << 20
+	eventBuffer   = 16 << 20
+	// dumpTries is how often a listing is repeated that a commit of somebody
+	// else's disturbed.
+	dumpTries = 10
+)
+
+// Kernel is the nf_tables of the network namespace in which its first call was made.
+type Kernel struct {
+	mu      sync.Mutex // guards all below
+	conn    *netlink.Conn
+	writers []uint32 // port numbers of our sockets, newest last
+}
+
+// dial opens the socket on first use.
+func (k *Kernel) dial() (*netlink.Conn, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.conn != nil {
+		return k.conn, nil
+	}
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("open a netfilter socket: %w", err)
+	}
+	_ = c.SetWriteBuffer(sendBuffer) // if refused, transactions that are too large fail
+	_ = c.SetReadBuffer(receiveBuffer)
+	_ = c.SetOption(netlink.ExtendedAcknowledge, true) // only for better messages
+	k.conn = c
+	k.writers = append(k.writers, c.PID())
+	return c, nil
+}
+
+// Close implements Tables.
+func (k *Kernel) Close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.conn == nil {
+		return nil
+	}
+	err := k.conn.Close()
+	k.conn = nil
+	return err
+}
+
+// Commit implements Tables.
+func (k *Kernel) Commit(ctx context.Context, ops []Op) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(ops) == 0 {
+		return nil
+	}
+	c, err := k.dial()
+	if err != nil {
+		return err
+	}
+	msgs := []netlink.Message{{
+		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request},
+		Data:   header(0, unix.NFNL_SUBSYS_NFTABLES),
+	}}
+	ends := make([]int, len(ops)) // by step: the number of messages up to its end
+	for i := range ops {
+		msgs = encode(msgs, &ops[i])
+		ends[i] = len(msgs)
+	}
+	if len(msgs) == 1 {
+		return nil
+	}
+	msgs[len(msgs)-1].Header.Flags |= netlink.Acknowledge
+	msgs = append(msgs, netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: netlink.Request},
+		Data:   header(0, unix.NFNL_SUBSYS_NFTABLES),
+	})
+	sent, err := c.SendMessages(msgs)
+	if err != nil {
+		return &Error{Err: fmt.Errorf("send %d steps: %w", len(ops), err)}
+	}
+	seq, err := outcome(c, sent[0].Header.Sequence, sent[len(sent)-2].Header.Sequence)
+	if err == nil {
+		return nil
+	}
+	at := int(seq - sent[0].Header.Sequence)
+	for i, end := range ends {
+		if at > 0 && at < end {
+			return &Error{Op: &ops[i], Err: err}
+		}
+	}
+	return &Error{Err: err}
+}
+
+// outcome waits for the answer to a transaction whose messages are numbered from
+// first to last; an error comes with the number of the message that it is about.
+func outcome(c *netlink.Conn, first, last uint32) (uint32, error) {
+	for {
+		msgs, err := c.Receive()
+		if oe, ok := errors.AsType[*netlink.OpError](err); ok {
+			if oe.Sequence == 0 {
+				return 0, fmt.Errorf("receive the answer: %w", err)
+			}
+			if oe.Sequence-first <= last-first {
+				why := oe.Err
+				if oe.Message != "" {
+					why = fmt.Errorf("%w (%s)", why, oe.Message)
+				}
+				return oe.Sequence, why
+			}
+			continue // an older transaction's
+		}
+		if err != nil {
+			return 0, fmt.Errorf("receive the answer: %w", err)
+		}
+		for _, m := range msgs {
+			if m.Header.Type == netlink.Error && m.Header.Sequence == last {
+				return 0, nil
+			}
+		}
+	}
+}
+
+// dump carries out a listing; reset is called before each attempt.
+func (k *Kernel) dump(ctx context.Context, kind uint16, f Family, fill func(*message), reset func(), each func([]byte)) error {
+	c, err := k.dial()
+	if err != nil {
+		return err
+	}
+	req := request(kind, netlink.Dump, f)
+	w := &message{buf: req.Data}
+	fill(w)
+	req.Data = w.buf
+	for try := 0; ; try++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		reset()
+		sent, err := c.Send(req)
+		if err != nil {
+			return err
+		}
+		torn := false
+		for m, err := range c.ReceiveIter() {
+			if oe, ok := errors.AsType[*netlink.OpError](err); ok && oe.Sequence != 0 && oe.Sequence != sent.Header.Sequence {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if m.Header.Sequence != sent.Header.Sequence {
+				continue
+			}
+			torn = torn || m.Header.Flags&netlink.DumpInterrupted != 0
+			each(body(m.Data))
+		}
+		if !torn {
+			return nil
+		}
+		if try >= dumpTries {
+			return errors.New("the tables change too fast to be listed")
+		}
+	}
+}
+
+// Exists implements Tables.
+func (k *Kernel) Exists(ctx context.Context, t Table) (bool, error) {
+	_, err := k.tableComment(ctx, t)
+	if errors.Is(err, ErrNoTable) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// tableComment asks for one table.
+func (k *Kernel) tableComment(ctx context.Context, t Table) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	c, err := k.dial()
+	if err != nil {
+		return "", err
+	}
+	req := request(unix.NFT_MSG_GETTABLE, 0, t.Family)
+	w := &message{buf: req.Data}
+	w.text(unix.NFTA_TABLE_NAME, t.Name)
+	req.Data = w.buf
+	sent, err := c.Send(req)
+	if err != nil {
+		return "", fmt.Errorf("ask for table %s: %w", t, err)
+	}
+	for {
+		msgs, err := c.Receive()
+		if oe, ok := errors.AsType[*netlink.OpError](err); ok && oe.Sequence != 0 && oe.Sequence != sent.Header.Sequence {
+			continue
+		}
+		if errors.Is(err, ErrNotExist) {
+			return "", ErrNoTable
+		}
+		if err != nil {
+			return "", fmt.Errorf("ask for table %s: %w", t, err)
+		}
+		for _, m := range msgs {
+			if m.Header.Sequence != sent.Header.Sequence {
+				continue
+			}
+			remark := ""
+			eachAttr(body(m.Data), func(typ uint16, d []byte) {
+				if typ == tableUserdata {
+					remark = commentOf(d, commentOfTable)
+				}
+			})
+			return remark, nil
+		}
+	}
+}
+
+// Read implements Tables.
+func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
+	remark, err := k.tableComment(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	c := &Contents{Table: t, Comment: remark}
+	fail := func(what string, err error) error { return fmt.Errorf("list %s of table %s: %w", what, t, err) }
+	err = k.dump(ctx, unix.NFT_MSG_GETCHAIN, t.Family, func(*message) {},
+		func() { c.Chains = map[string]*ChainContents{} },
+		func(b []byte) {
+			if table, ch := parseChain(b); table == t.Name {
+				c.Chains[ch.Name] = &ChainContents{Chain: ch}
+			}
+		})
+	if err != nil {
+		return nil, fail("chains", err)
+	}
+	err = k.dump(ctx, unix.NFT_MSG_GETRULE, t.Family,
+		func(w *message) { w.text(unix.NFTA_RULE_TABLE, t.Name) },
+		func() {
+			for _, ch := range c.Chains {
+				ch.Rules = nil
+			}
+		},
+		func(b []byte) {
+			chain, r := parseRule(t.Family, b)
+			if ch := c.Chains[chain]; ch != nil {
+				ch.Rules = append(ch.Rules, r)
+			}
+		})
+	if err != nil {
+		return nil, fail("rules", err)
+	}
+	err = k.dump(ctx, unix.NFT_MSG_GETSET, t.Family,
+		func(w *message) { w.text(unix.NFTA_SET_TABLE, t.Name) },
+		func() { c.Sets = map[string]*Set{} },
+		func(b []byte) {
+			s := parseSet(b)
+			c.Sets[s.Name] = s
+		})
+	if err != nil {
+		return nil, fail("sets", err)
+	}
+	c.Elements = map[string][]Element{}
+	for _, s := range c.Sets {
+		if s.Dynamic {
+			continue
+		}
+		if c.Elements[s.Name], err = k.elements(ctx, t, s); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (k *Kernel) elements(ctx context.Context, t Table, s *Set) ([]Element, error) {
+	var out []Element
+	err := k.dump(ctx, unix.NFT_MSG_GETSETELEM, t.Family,
+		func(w *message) {
+			w.text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+			w.text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+		},
+		func() { out = nil },
+		func(b []byte) { eachElement(b, func(e Element) { out = append(out, e) }) })
+	if errors.Is(err, ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list elements of %s in table %s: %w", s.Name, t, err)
+	}
+	return out, nil
+}
+
+// Elements implements Tables.
+func (k *Kernel) Elements(ctx context.Context, t Table, s *Set, f func(Element)) error {
+	all, err := k.elements(ctx, t, s)
+	for _, e := range all {
+		f(e)
+	}
+	return err
+}
+
+// isOwn reports whether a notification is about a commit of ours.
+func (k *Kernel) isOwn(port uint32) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, w := range k.writers {
+		if w == port {
+			return true
+		}
+	}
+	return false
+}
+
+// Watch implements Tables.
+func (k *Kernel) Watch(ctx context.Context, ours func(Table) bool, ready chan<- struct{}, f func(Event)) error {
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return fmt.Errorf("open a netfilter socket: %w", err)
+	}
+	defer c.Close()
+	_ = c.SetReadBuffer(eventBuffer) // smaller is worse, not wrong
+	if err := c.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("ask for nf_tables notifications: %w", err)
+	}
+	close(ready)
+	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var seen []Event // of the commit that is being told
+	for {
+		msgs, err := c.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, unix.ENOBUFS):
+			// Our own large commits are the usual reason; what others did in the
+			// same moment is lost.
+			continue
+		case err != nil:
+			return fmt.Errorf("receive nf_tables notifications: %w", err)
+		}
+		for _, m := range msgs {
+			if len(m.Data) < 4 || int(m.Header.Type)>>8 != unix.NFNL_SUBSYS_NFTABLES {
+				continue
+			}
+			kind := int(m.Header.Type) & 0xff
+			if kind == unix.NFT_MSG_NEWGEN {
+				by := committer(body(m.Data))
+				for _, e := range seen {
+					e.What += by
+					f(e)
+				}
+				seen = nil
+				continue
+			}
+			if k.isOwn(m.Header.PID) || len(seen) >= mostEvents {
+				continue
+			}
+			if e := parseEvent(kind, m.Data); e.What != "" && ours(e.Table) {
+				seen = append(seen, e)
+			}
+		}
+	}
+}
+
+// mostEvents bounds how much of one commit is told.
+const mostEvents = 8
+
+// committer says who made a commit.
+func committer(b []byte) string {
+	name, pid := "", uint32(0)
+	eachAttr(b, func(typ uint16, d []byte) {
+		switch typ {
+		case unix.NFTA_GEN_PROC_NAME:
+			name = cString(d)
+		case unix.NFTA_GEN_PROC_PID:
+			pid = u32(d)
+		}
+	})
+	if name == "" {
+		return ""
+	}
+	return fmt.Sprintf(" by %s, process %d", name, pid)
+}
+
+// parseEvent says what a notification tells. Time that runs out is no event.
+func parseEvent(kind int, b []byte) Event {
+	e := Event{Table: Table{Family: Family(b[0])}}
+	name := ""
+	eachAttr(body(b), func(typ uint16, d []byte) {
+		switch typ {
+		case 1: // the table of all kinds of objects
+			e.Table.Name = cString(d)
+		case unix.NFTA_SET_NAME: // also NFTA_RULE_CHAIN and NFTA_SET_ELEM_LIST_SET
+			if kind != unix.NFT_MSG_NEWTABLE && kind != unix.NFT_MSG_DELTABLE && kind != unix.NFT_MSG_NEWCHAIN && kind != unix.NFT_MSG_DELCHAIN {
+				name = cString(d)
+			}
+		case unix.NFTA_CHAIN_NAME:
+			if kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN {
+				name = cString(d)
+			}
+		}
+	})
+	what, ok := map[int]string{
+		unix.NFT_MSG_DELTABLE: "was deleted", unix.NFT_MSG_NEWCHAIN: "chain %s was changed", unix.NFT_MSG_DELCHAIN: "chain %s was deleted",
+		unix.NFT_MSG_NEWRULE: "a rule was added to chain %s", unix.NFT_MSG_DELRULE: "a rule of chain %s was deleted",
+		unix.NFT_MSG_NEWSET: "set %s was changed", unix.NFT_MSG_DELSET: "set %s was deleted",
+		unix.NFT_MSG_NEWSETELEM: "elements were added to %s", unix.NFT_MSG_DELSETELEM: "elements of %s were deleted",
+	}[kind]
+	if !ok {
+		return Event{}
+	}
+	if name != "" {
+		what = fmt.Sprintf(what, name)
+	}
+	e.What = fmt.Sprintf("table %s: %s", e.Table, what)
+	return e
+}

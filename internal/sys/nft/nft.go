@@ -1,0 +1,251 @@
+// Package nft is the seam to nf_tables: tables, chains, sets and maps, their
+// elements, and rules made of a few typed statements, written in transactions and
+// read back. [Kernel] is the running kernel, [Fake] one in memory that holds the
+// same and refuses the same.
+//
+// It speaks netlink itself, above github.com/mdlayher/netlink: commits need the
+// number of the refused message, rules need conntrack keys with a direction, and
+// elements by the hundred thousand must cost little; the general libraries have
+// none of the three.
+//
+// Only what is asked for by name is read: other tables of the host do not matter.
+// Everything written can be listed by the program nft from 1.0.6 on.
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Family is the address family of a table.
+type Family uint8
+
+const (
+	IPv4 Family = unix.NFPROTO_IPV4
+	IPv6 Family = unix.NFPROTO_IPV6
+)
+
+func (f Family) String() string {
+	switch f {
+	case IPv4:
+		return "ip"
+	case IPv6:
+		return "ip6"
+	}
+	return fmt.Sprintf("family(%d)", uint8(f))
+}
+
+// Table names a table.
+type Table struct {
+	Family Family
+	Name   string
+}
+
+func (t Table) String() string { return t.Family.String() + " " + t.Name }
+
+// Hook is a point of a packet's path at which a base chain is called.
+type Hook struct {
+	Type     string // "nat" or "filter"
+	Num      HookNum
+	Priority int32
+}
+
+// HookNum is a netfilter hook.
+type HookNum uint32
+
+const (
+	Prerouting  HookNum = unix.NF_INET_PRE_ROUTING
+	Input       HookNum = unix.NF_INET_LOCAL_IN
+	Forward     HookNum = unix.NF_INET_FORWARD
+	Output      HookNum = unix.NF_INET_LOCAL_OUT
+	Postrouting HookNum = unix.NF_INET_POST_ROUTING
+)
+
+func (h HookNum) String() string {
+	return [...]string{"prerouting", "input", "forward", "output", "postrouting"}[h]
+}
+
+// Chain is a chain without its rules.
+type Chain struct {
+	Name    string
+	Hook    *Hook // nil: reached from other chains only
+	Comment string
+}
+
+// Set declares a set, or a map if Data or Verdicts is set.
+type Set struct {
+	Name     string
+	Key      []Type
+	Data     []Type
+	Verdicts bool   // a map to verdicts
+	Interval bool   // elements are ends of ranges; one field only
+	Dynamic  bool   // rules add elements, each of which has a time of expiry
+	Size     uint32 // most elements; 0: any number
+	Comment  string
+}
+
+// isMap reports whether elements carry something.
+func (s *Set) isMap() bool { return s.Verdicts || len(s.Data) > 0 }
+
+// Element is an element of a set or map.
+type Element struct {
+	Key     Tuple
+	End     bool  // of an interval set: the first key behind a range
+	Data    Tuple // of a map
+	Verdict Verdict
+	Comment string // up to 127 bytes count
+	// Timeout is the time after which a dynamic set's element goes; it is not
+	// read back.
+	Timeout time.Duration
+}
+
+// Verdict is what a verdict map's element says. The zero Verdict is none.
+type Verdict struct {
+	Code  VerdictCode
+	Chain string // of Goto and Jump
+}
+
+// VerdictCode is a kind of Verdict.
+type VerdictCode uint8
+
+const (
+	NoVerdict VerdictCode = iota
+	Accept
+	Drop
+	Return
+	Goto
+	Jump
+)
+
+func (v Verdict) String() string {
+	s := [...]string{"none", "accept", "drop", "return", "goto", "jump"}[v.Code]
+	if v.Chain != "" {
+		s += " " + v.Chain
+	}
+	return s
+}
+
+// Kind is what an Op does.
+type Kind uint8
+
+const (
+	AddTable Kind = iota
+	DeleteTable
+	AddChain
+	DeleteChain // with its rules
+	FlushChain  // deletes its rules
+	AddRule     // at the end of its chain
+	AddSet
+	DeleteSet // with its elements
+	FlushSet  // deletes its elements
+	AddElements
+	DeleteElements
+)
+
+func (k Kind) String() string {
+	return [...]string{
+		"add table", "delete table", "add chain", "delete chain", "flush chain", "add rule", "add set", "delete set",
+		"flush set", "add elements", "delete elements",
+	}[k]
+}
+
+// Op is one step of a transaction.
+type Op struct {
+	Kind  Kind
+	Table Table
+	Name  string // of a chain or a set, where neither is given whole
+
+	Comment  string // AddTable
+	Chain    *Chain // AddChain
+	Rule     *Rule  // AddRule
+	Set      *Set   // AddSet, AddElements, DeleteElements
+	Elements []Element
+	// Owner is what an [Error] on this step names. Not used otherwise.
+	Owner any
+}
+
+func (o *Op) String() string {
+	name := o.Name
+	switch {
+	case o.Chain != nil:
+		name = o.Chain.Name
+	case o.Set != nil:
+		name = o.Set.Name
+	}
+	s := o.Kind.String() + " " + o.Table.String()
+	if name != "" {
+		s += " " + name
+	}
+	return s
+}
+
+// Error is a refused transaction: nothing of it happened.
+type Error struct {
+	Op  *Op // the first step that was refused; nil if the whole was
+	Err error
+}
+
+func (e *Error) Error() string {
+	if e.Op == nil {
+		return fmt.Sprintf("nftables transaction: %v", e.Err)
+	}
+	return fmt.Sprintf("nftables: %s: %v", e.Op, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Errors that callers distinguish.
+var (
+	ErrNotExist = unix.ENOENT // what a step names is not there
+	ErrBusy     = unix.EBUSY  // something still refers to what a step deletes
+	ErrExist    = unix.EEXIST // an element is there with other data
+)
+
+// ErrNoTable is returned by Read for a table that is not there.
+var ErrNoTable = errors.New("no such table")
+
+// Event is a change of a table by somebody else.
+type Event struct {
+	Table Table
+	What  string // "set services was deleted"
+}
+
+// Tables is a network namespace's nf_tables. Commit and the readers may be used by
+// one goroutine at a time, Watch beside them.
+type Tables interface {
+	// Commit carries out all steps or none, in the kernel's one commit. A
+	// refused step makes an *Error.
+	Commit(ctx context.Context, ops []Op) error
+	// Read returns a table with everything in it but the elements of dynamic
+	// sets, or ErrNoTable.
+	Read(ctx context.Context, t Table) (*Contents, error)
+	// Exists reports whether a table is there.
+	Exists(ctx context.Context, t Table) (bool, error)
+	// Elements calls f with the elements of one set. A set that is not there has
+	// none.
+	Elements(ctx context.Context, t Table, s *Set, f func(Element)) error
+	// Watch calls f for what others change in tables that ours accepts, until ctx
+	// ends, and returns why it ended. ready is closed once it looks.
+	Watch(ctx context.Context, ours func(Table) bool, ready chan<- struct{}, f func(Event)) error
+	// Close releases what the others use; they open it again.
+	Close() error
+}
+
+// Contents is a table as it is there.
+type Contents struct {
+	Table    Table
+	Comment  string
+	Chains   map[string]*ChainContents
+	Sets     map[string]*Set
+	Elements map[string][]Element // by set, dynamic sets apart
+}
+
+// ChainContents is a chain with its rules.
+type ChainContents struct {
+	Chain
+	Rules []*Rule
+}
