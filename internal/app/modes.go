@@ -14,6 +14,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/iptables"
+	"github.com/svcproxy/svcproxy/internal/nftables"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 )
@@ -30,6 +31,7 @@ type builtMode struct {
 func builtModes() []builtMode {
 	return []builtMode{
 		{iptables.Mode(), iptables.Supports},
+		{nftables.Mode(), nftables.Supports},
 	}
 }
 
