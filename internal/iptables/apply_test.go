@@ -25,7 +25,7 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 			rng := rand.New(rand.NewPCG(7, uint64(store)))
 			b, fakes := onFakes(t, store, plan.IPv4, plan.IPv6)
 			var last, applied *plan.Plan
-			for step := range 150 {
+			for step := range 60 {
 				last = randomPlan(rng, last, plan.IPv4, plan.IPv6)
 				switch rng.IntN(8) {
 				case 0: // a restart

@@ -349,7 +349,7 @@ func packetsFor(rng *rand.Rand, p *plan.Plan, w world) []plan.Packet {
 			add(sp.ID.Protocol, f.Addr, f.Port+1000)
 		}
 		for _, e := range sp.Pools[plan.Cluster] {
-			if rng.IntN(12) == 0 { // an endpoint as the client, perhaps its own
+			if rng.IntN(6) == 0 { // an endpoint as the client, perhaps its own
 				sources[e.Addr.Addr()] = map[bool]string{true: "cni0", false: "eth0"}[e.OnNode]
 			}
 		}
@@ -370,12 +370,15 @@ func packetsFor(rng *rand.Rand, p *plan.Plan, w world) []plan.Packet {
 func TestPacketsAsPlanned(t *testing.T) {
 	for _, f := range plan.Families {
 		t.Run(f.String(), func(t *testing.T) {
-			for seed := range uint64(8) {
+			for seed := range uint64(2 * localKinds) {
 				rng := rand.New(rand.NewPCG(seed, uint64(f)))
 				p := randomPlan(rng, nil, f)
 				for range 12 {
 					p = randomPlan(rng, p, f)
 				}
+				node := *p.Node
+				node.Local = map[plan.Family]plan.LocalTraffic{f: localTraffic(testWorld(f), int(seed)%localKinds)}
+				p.Node = &node
 				b, fakes := onFakes(t, sys.Legacy, f)
 				mustApply(t, b, plan.Update{Plan: p})
 				w := newWalker(t, p.Node, fakes[f])

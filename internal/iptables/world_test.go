@@ -113,6 +113,7 @@ func difference(a, b *plan.Plan) plan.Update {
 type world struct {
 	family   plan.Family
 	pods     netip.Prefix // of this node
+	cluster  netip.Prefix // of all nodes
 	services netip.Prefix
 	node     []netip.Addr
 	outside  netip.Addr
@@ -121,13 +122,13 @@ type world struct {
 func testWorld(f plan.Family) world {
 	if f == plan.IPv6 {
 		return world{
-			f, netip.MustParsePrefix("2001:db8:61:1::/64"), netip.MustParsePrefix("2001:db8:62::/112"),
+			f, netip.MustParsePrefix("2001:db8:61:1::/64"), netip.MustParsePrefix("2001:db8:61::/48"), netip.MustParsePrefix("2001:db8:62::/112"),
 			[]netip.Addr{netip.MustParseAddr("2001:db8:1::11"), netip.MustParseAddr("2001:db8:61:1::1")},
 			netip.MustParseAddr("2001:db8:f::7"),
 		}
 	}
 	return world{
-		f, netip.MustParsePrefix("10.61.1.0/24"), netip.MustParsePrefix("10.62.0.0/16"),
+		f, netip.MustParsePrefix("10.61.1.0/24"), netip.MustParsePrefix("10.61.0.0/16"), netip.MustParsePrefix("10.62.0.0/16"),
 		[]netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("10.61.1.1")},
 		netip.MustParseAddr("198.51.100.7"),
 	}
@@ -225,10 +226,33 @@ func randomService(rng *rand.Rand, w world, n int, known bool) *plan.ServicePort
 	return sp
 }
 
+// localKinds is the number of ways that localTraffic knows.
+const localKinds = 6
+
+// localTraffic is one of the ways to recognise this node's pods.
+func localTraffic(w world, kind int) plan.LocalTraffic {
+	half := w.pods.Bits() + 1
+	switch kind {
+	case 1:
+		return plan.LocalTraffic{Kind: plan.LocalInterface, Name: "cni0"}
+	case 2:
+		return plan.LocalTraffic{Kind: plan.LocalInterfacePrefix, Name: "cn"}
+	case 3:
+		return plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{w.pods}}
+	case 4:
+		return plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{
+			netip.PrefixFrom(w.pods.Addr(), half), netip.PrefixFrom(w.at("pod", 128), half).Masked(),
+		}}
+	case 5: // pods of other nodes count as this node's
+		return plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{w.cluster}}
+	}
+	return plan.LocalTraffic{}
+}
+
 // randomNode makes a node for the families.
 func randomNode(rng *rand.Rand, families ...plan.Family) *plan.Node {
 	n := &plan.Node{Name: "alder", NodePorts: map[plan.Family]plan.NodePorts{}, Local: map[plan.Family]plan.LocalTraffic{}}
-	kind := rng.IntN(5)
+	kind := rng.IntN(localKinds)
 	for _, f := range families {
 		w := testWorld(f)
 		n.Addrs = append(n.Addrs, w.node...)
@@ -237,19 +261,7 @@ func randomNode(rng *rand.Rand, families ...plan.Family) *plan.Node {
 		if !n.NodePorts[f].All {
 			n.NodePorts[f] = plan.NodePorts{Addrs: w.node[:1]}
 		}
-		switch kind {
-		case 1:
-			n.Local[f] = plan.LocalTraffic{Kind: plan.LocalInterface, Name: "cni0"}
-		case 2:
-			n.Local[f] = plan.LocalTraffic{Kind: plan.LocalInterfacePrefix, Name: "cn"}
-		case 3:
-			n.Local[f] = plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{w.pods}}
-		case 4:
-			half := w.pods.Bits() + 1
-			n.Local[f] = plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{
-				netip.PrefixFrom(w.pods.Addr(), half), netip.PrefixFrom(w.at("pod", 128), half).Masked(),
-			}}
-		}
+		n.Local[f] = localTraffic(w, kind)
 		if rng.IntN(2) > 0 {
 			n.ServiceCIDRs = append(n.ServiceCIDRs, w.services)
 		}

@@ -162,8 +162,9 @@ type Frontend struct {
 type Endpoint struct {
 	Addr   netip.AddrPort
 	OnNode bool
-	// Elsewhere: known to run on another node, so that this node's pods cannot be
-	// it. An endpoint of which nobody says where it runs is neither.
+	// Elsewhere: known to run on another node. Its packets can come by way of this
+	// node all the same, and count as a pod's if Node.Local covers its address. An
+	// endpoint of which nobody says where it runs is neither.
 	Elsewhere bool
 	// Weight is the endpoint's share relative to the pool's others; 0 takes no
 	// new flows. The default is 1.
