@@ -23,6 +23,10 @@ import (
 // because they may reach the proxy by streams of their own, and it is served by a
 // hidden host on a link of its own, so that no cut of the script touches it.
 //
+// Where a reader may meet changes out of order, as in a folder, the marker changes
+// twice: what brought the second change began after the first was in the kernel, so
+// it has met everything.
+//
 // A change of the node's zone comes by a third stream. After one, the endpoint
 // carries a hint for the new zone, and a second endpoint, where nobody listens,
 // one for the old: a proxy that does not know yet goes there.
@@ -56,6 +60,22 @@ func (k *kernel) sync(within time.Duration) error {
 	if err := k.build(); err != nil {
 		return err
 	}
+	rounds := 1
+	if !k.feed.InOrder() {
+		rounds = 2
+	}
+	deadline := time.Now().Add(within)
+	for range rounds {
+		if err := k.mark(time.Until(deadline)); err != nil {
+			return fmt.Errorf("not in the kernel after %s: %w", within, err)
+		}
+	}
+	k.marker.zone = k.w.Zone
+	return nil
+}
+
+// mark changes the marker and waits for it.
+func (k *kernel) mark(within time.Duration) error {
 	k.marker.generation++
 	port := uint16(markerPort + k.marker.generation)
 	name := fmt.Sprintf("generation-%d", k.marker.generation)
@@ -87,10 +107,9 @@ func (k *kernel) sync(within time.Duration) error {
 			return nil
 		})
 		if err != nil {
-			return fmt.Errorf("not in the kernel after %s: %w", within, err)
+			return err
 		}
 	}
-	k.marker.zone = k.w.Zone
 	return nil
 }
 

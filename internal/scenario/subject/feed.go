@@ -20,6 +20,8 @@ type Feed interface {
 	Put(world.Object) error
 	// Remove deletes an object; it need not exist.
 	Remove(world.Key) error
+	// InOrder: whoever sees a change has seen those made before it.
+	InOrder() bool
 	// Begin makes the feed reachable from the node, once.
 	Begin(node *lab.Host) error
 	// Kubeconfig is the file for the proxy's clientConnection, "" for none.
@@ -65,6 +67,10 @@ func (f *FileFeed) Remove(k world.Key) error {
 	return err
 }
 
+// InOrder is false: a reader that goes over the folder while it changes can meet a
+// later change without an earlier one, once.
+func (f *FileFeed) InOrder() bool { return false }
+
 // Begin does nothing: the program sees the machine's files.
 func (f *FileFeed) Begin(*lab.Host) error { return nil }
 
@@ -96,6 +102,9 @@ func (f *APIFeed) Remove(k world.Key) error {
 	f.server.Delete(k.Kind, k.Namespace, k.Name)
 	return nil
 }
+
+// InOrder is true within the objects of one kind.
+func (f *APIFeed) InOrder() bool { return true }
 
 // Begin writes the kubeconfig file and listens.
 func (f *APIFeed) Begin(node *lab.Host) error {
