@@ -38,10 +38,8 @@ func (f *family) apply(ctx context.Context, u plan.Update) error {
 		if err := f.readBack(ctx); err != nil {
 			return err
 		}
-		if f.endpointsHaveComments() {
-			f.comments = true
-		} else if f.kernel.endpoints > 0 {
-			f.comments = false
+		if f.kernel.endpoints > 0 { // near the limit, what is in force stays
+			f.comments = f.kernel.commented > 0
 		}
 	}
 	if u.Partial && f.kernel.inForce {

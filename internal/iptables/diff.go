@@ -50,7 +50,7 @@ func (f *family) diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 		}
 		k.kernel.take(s)
 	}
-	k.comments = k.endpointsHaveComments()
+	k.comments = k.kernel.commented > 0
 	if _, _, err := k.follow(p, nil, true); err != nil {
 		return nil, err
 	}

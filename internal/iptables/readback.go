@@ -23,10 +23,6 @@ type inKernel struct {
 	commented int                          // of these, with comments
 }
 
-// endpointsHaveComments reports whether what is in force has comments in its rules
-// per endpoint.
-func (f *family) endpointsHaveComments() bool { return f.kernel.commented > 0 }
-
 // newScan prepares to read a table.
 func newScan(t sys.Table) *rule.Scan {
 	return &rule.Scan{Table: t, Own: func(chain string) bool { return ours(t, chain) }}
