@@ -282,7 +282,7 @@ func (e *evaluation) ways(f *flow.Spec, pkt plan.Packet) ([]reached, bool) {
 	local := f.From.Role == world.ThisNode || f.From.Role == world.Pod || f.From.On == e.w.Node()
 	crosses := local || at == nil || at.Role == world.ThisNode || at.Role == world.Pod
 	if e.plan == nil || !crosses {
-		return []reached{e.deliver(pkt.Proto, pkt.Dst)}, false
+		return []reached{e.deliver(f.From, pkt.Proto, pkt.Dst)}, false
 	}
 	r := plan.Eval(e.plan, pkt)
 	switch r.Outcome {
@@ -291,11 +291,11 @@ func (e *evaluation) ways(f *flow.Spec, pkt plan.Packet) ([]reached, bool) {
 	case plan.Dropped:
 		return []reached{{end: lab.Dropped}}, false
 	case plan.Pass:
-		return []reached{e.deliver(pkt.Proto, pkt.Dst)}, false
+		return []reached{e.deliver(f.From, pkt.Proto, pkt.Dst)}, false
 	}
 	var out []reached
 	for _, s := range r.Endpoints {
-		w := e.deliver(pkt.Proto, s.Addr)
+		w := e.deliver(f.From, pkt.Proto, s.Addr)
 		w.snat, w.share = s.SNAT, s.Share
 		out = append(out, w)
 	}
@@ -312,11 +312,12 @@ func (e *evaluation) owner(a netip.Addr) *world.Host {
 	return nil
 }
 
-// deliver says who answers at an address.
-func (e *evaluation) deliver(p plan.Protocol, to netip.AddrPort) reached {
+// deliver says who answers at an address; a loopback one is the caller's own.
+func (e *evaluation) deliver(from *world.Host, p plan.Protocol, to netip.AddrPort) reached {
 	end := lab.Unreachable
 	for _, h := range e.w.Hosts {
-		if !slices.Contains(h.Addrs, to.Addr()) {
+		own := to.Addr().IsLoopback() && (h == from || h.On == from || h == from.On)
+		if !own && !slices.Contains(h.Addrs, to.Addr()) {
 			continue
 		}
 		if h.Serves[world.Server{Proto: lab.Proto(p), Port: to.Port()}] {
