@@ -74,7 +74,7 @@ tools: packages ## build etcd, kube-apiserver and upstream's kube-proxy at their
 
 .PHONY: lint
 lint: packages ## formatting, linters and import rules
-	"$$(scripts/tools golangci-lint)" run ./...
+	"$$(scripts/tools golangci-lint)" run --allow-parallel-runners ./...
 	go test -count=1 ./internal/arch
 
 .PHONY: lab
