@@ -85,8 +85,15 @@ func TestReferenceExampleBehindRealAPIServer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
 	}
-	w := mustWorld(t)
-	// Each step goes on where the one before has ended.
+	binary := mustBuild(t)
+	for _, mode := range []string{"iptables", "nftables"} {
+		t.Run(mode, func(t *testing.T) { mustServe(t, mustWorld(t, binary, mode)) })
+	}
+}
+
+// mustServe takes the steps; each goes on where the one before has ended.
+func mustServe(t *testing.T, w *world) {
+	t.Helper()
 	for _, step := range []struct {
 		name string
 		run  func(*testing.T)
@@ -105,10 +112,9 @@ func TestReferenceExampleBehindRealAPIServer(t *testing.T) {
 	}
 }
 
-// mustWorld builds the binary and the lab, and starts the control plane and the proxy.
-func mustWorld(t *testing.T) *world {
+// mustWorld builds the lab and starts the control plane and the proxy.
+func mustWorld(t *testing.T, binary, mode string) *world {
 	t.Helper()
-	binary := mustBuild(t)
 	l, err := lab.Build(topology())
 	if err != nil {
 		t.Fatal(err)
@@ -126,7 +132,7 @@ func mustWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w.admin.mustApply(t, string(manifest))
-	w.startProxy(t, binary)
+	w.startProxy(t, binary, mode)
 	return w
 }
 
@@ -143,12 +149,12 @@ func mustBuild(t *testing.T) (binary string) {
 
 // startProxy starts the proxy with a configuration that accepts nothing but
 // protobuf from the API server.
-func (w *world) startProxy(t *testing.T, binary string) {
+func (w *world) startProxy(t *testing.T, binary, mode string) {
 	t.Helper()
 	config := w.plane.path("config.yaml")
 	mustWrite(t, config, fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
-mode: iptables
+mode: %s
 hostnameOverride: node1
 clusterCIDR: 10.244.0.0/16
 clientConnection:
@@ -156,7 +162,7 @@ clientConnection:
   contentType: application/vnd.kubernetes.protobuf
   acceptContentTypes: application/vnd.kubernetes.protobuf
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-`, w.plane.kubeconfig(t)))
+`, mode, w.plane.kubeconfig(t)))
 	w.proxy = mustStart(t, w.lab.Host("node1"), w.plane.path("svcproxy.log"), binary, "--config="+config)
 }
 
