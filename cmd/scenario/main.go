@@ -41,8 +41,8 @@ type options struct {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	ok, err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
 	case err != nil:
