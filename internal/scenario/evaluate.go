@@ -3,6 +3,7 @@ package scenario
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -353,7 +354,8 @@ func (e *evaluation) seen(f *flow.Spec, pkt plan.Packet, r reached) error {
 
 // planned compares the shares.
 func planned(o *flow.Outcome, ways []reached) error {
-	for name, want := range o.Share {
+	for _, name := range slices.Sorted(maps.Keys(o.Share)) {
+		want := o.Share[name]
 		have := 0.0
 		for _, r := range ways {
 			if r.server == name {

@@ -5,6 +5,7 @@ package flow
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -353,12 +354,7 @@ func (t *tally) soFar() string {
 }
 
 func (t *tally) names() []string {
-	var names []string
-	for name := range t.counts {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(t.counts))
 }
 
 func (t *tally) result() error {
@@ -374,7 +370,8 @@ func (t *tally) result() error {
 			}
 		}
 	}
-	for name, p := range want.Share {
+	for _, name := range slices.Sorted(maps.Keys(want.Share)) {
+		p := want.Share[name]
 		if have := float64(t.counts[name]) / float64(t.total); math.Abs(have-p) > want.Within {
 			return fmt.Errorf("%s answered %.3f of %d flows, want %.3f within %.3f", name, have, t.total, p, want.Within)
 		}

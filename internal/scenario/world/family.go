@@ -158,12 +158,6 @@ func MapText(s string) (string, error) {
 	return out, first
 }
 
-// mapAddrPort returns the counterpart of an IPv4 address and port.
-func mapAddrPort(a netip.AddrPort) (netip.AddrPort, error) {
-	c, err := Counterpart(a.Addr())
-	return netip.AddrPortFrom(c, a.Port()), err
-}
-
 // MapTree replaces every string of a decoded YAML document that is an IPv4 address
 // or range, or names the family, by its counterpart.
 func MapTree(v any) (any, error) {
