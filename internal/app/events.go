@@ -41,8 +41,12 @@ func (e *events) onNode(reason plan.Reason, warning bool, message string) {
 }
 
 func (e *events) write(level slog.Level, kind string, n plan.Note) {
-	e.log.Log(context.Background(), level, "event", "reason", n.Reason, "kind", n.Kind,
-		"namespace", n.Namespace, "name", n.Name, "type", kind, "message", n.Message)
+	attrs := []slog.Attr{slog.String("reason", string(n.Reason)), slog.String("kind", n.Kind)}
+	if n.Namespace != "" {
+		attrs = append(attrs, slog.String("namespace", n.Namespace))
+	}
+	attrs = append(attrs, slog.String("name", n.Name), slog.String("type", kind), slog.String("message", n.Message))
+	e.log.LogAttrs(context.Background(), level, "event", attrs...)
 }
 
 func (e *events) record(n plan.Note, action string) {

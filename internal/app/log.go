@@ -7,9 +7,11 @@ import (
 	"io"
 	"log/slog"
 	"path"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -42,7 +44,7 @@ func newLog(w io.Writer, c config.Log) logControl {
 	l := logControl{threshold: &atomic.Pointer[threshold]{}}
 	l.setVerbosity(c)
 	var h slog.Handler
-	options := &slog.HandlerOptions{Level: slog.Level(-1 << 20), ReplaceAttr: levelName} // the threshold decides
+	options := &slog.HandlerOptions{Level: slog.Level(-1 << 20), ReplaceAttr: readable} // the threshold decides
 	if c.JSON {
 		h = slog.NewJSONHandler(w, options)
 	} else {
@@ -87,10 +89,19 @@ func setKlogVerbosity(verbosity int) error {
 	return nil
 }
 
-// levelName writes levels between the named ones as V(N).
-func levelName(_ []string, a slog.Attr) slog.Attr {
-	if level, ok := a.Value.Any().(slog.Level); ok && a.Key == slog.LevelKey && level < slog.LevelInfo && level != slog.LevelDebug {
-		return slog.String(a.Key, fmt.Sprintf("V(%d)", -level))
+// readable writes levels between the named ones as V(N), and values in JSON as in
+// text: what has a text form by that, durations with their unit.
+func readable(_ []string, a slog.Attr) slog.Attr {
+	switch v := a.Value.Any().(type) {
+	case slog.Level:
+		if a.Key == slog.LevelKey && v < slog.LevelInfo && v != slog.LevelDebug {
+			return slog.String(a.Key, fmt.Sprintf("V(%d)", -v))
+		}
+	case time.Time: // slog's own form keeps its precision
+	case fmt.Stringer:
+		if p := reflect.ValueOf(v); p.Kind() != reflect.Pointer || !p.IsNil() {
+			return slog.String(a.Key, v.String())
+		}
 	}
 	return a
 }

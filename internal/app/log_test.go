@@ -3,14 +3,17 @@ package app
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/svcproxy/svcproxy/internal/config"
+	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
 func TestVerbosity(t *testing.T) {
@@ -58,10 +61,14 @@ func TestVerbosityChangesInPlace(t *testing.T) {
 
 func TestJSONLog(t *testing.T) {
 	var out bytes.Buffer
-	newLog(&out, config.Log{JSON: true, Verbosity: 5}).Log(t.Context(), -5, "message", "n", 1)
+	newLog(&out, config.Log{JSON: true, Verbosity: 5}).Log(t.Context(), -5, "message", "n", 1,
+		"family", plan.IPv4, "took", 1500*time.Millisecond, "names", []string{"a"}, "nobody", (*bytes.Buffer)(nil))
 	var line map[string]any
 	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
 		t.Fatal(err)
+	}
+	if line["family"] != "IPv4" || line["took"] != "1.5s" || fmt.Sprint(line["names"]) != "[a]" {
+		t.Errorf("values do not read as in text: %v", line)
 	}
 	if line["msg"] != "message" || line["level"] != "V(5)" || line["n"] != 1.0 {
 		t.Errorf("have %v", line)

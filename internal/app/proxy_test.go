@@ -271,7 +271,7 @@ func TestProxy(t *testing.T) {
 	if s.Node != "alder" || s.Services != 1 || s.Endpoints != 1 || !s.Loop.Synced || !slices.Equal(s.Sources, []string{f.dir + "/services"}) {
 		t.Errorf("status %+v", s)
 	}
-	if !strings.Contains(f.log.String(), "msg=event reason=Starting kind=Node namespace=\"\" name=alder type=Normal") {
+	if !strings.Contains(f.log.String(), "msg=event reason=Starting kind=Node name=alder type=Normal") {
 		t.Errorf("no event Starting in the log:\n%s", f.log.String())
 	}
 
