@@ -24,6 +24,8 @@ type cycle struct {
 	planned   time.Time // when the facts were looked at last
 	ended     time.Time // end of the last Apply
 	failures  int       // in a row
+	said      string    // the failure that was logged last
+	saidAt    time.Time // and when
 	retryAt   time.Time // after a failure
 	fullAt    time.Time // next read-back without a reason
 	repairAt  time.Time // next read-back because of interference; zero: none
@@ -43,6 +45,9 @@ const (
 	repairEvery = 10 * time.Second
 	fightEvery  = 10 * time.Minute // between two remarks on the same fight
 )
+
+// sayAgain is the pause after which a failure that stays the same is logged again.
+const sayAgain = 10 * time.Minute
 
 func newCycle(l *Loop) *cycle {
 	return &cycle{
@@ -292,6 +297,11 @@ func (c *cycle) failed(err error) {
 	c.owed, c.urgent, c.reread = true, false, true
 	c.cfg.Stats.Add("svcproxy_sync_failures_total", 1)
 	c.update(func(s *Status) { s.LastError, s.Failures = err.Error(), c.failures })
+	if err.Error() == c.said && c.ended.Before(c.saidAt.Add(sayAgain)) {
+		c.cfg.Log.Debug("sync failed as before", "failures", c.failures, "retry", pause)
+		return
+	}
+	c.said, c.saidAt = err.Error(), c.ended
 	c.logError(err, "failures", c.failures, "retry", pause)
 }
 
@@ -306,7 +316,10 @@ func (c *cycle) logError(err error, args ...any) {
 func (c *cycle) succeeded(start time.Time, full bool) {
 	done := c.backlog
 	c.backlog = plan.Update{Plan: done.Plan}
-	c.owed, c.urgent, c.failures = false, false, 0
+	if c.failures > 0 {
+		c.cfg.Log.Info("sync succeeds again", "failures", c.failures)
+	}
+	c.owed, c.urgent, c.failures, c.said = false, false, 0, ""
 	c.report.countNoLocal(done.Changed)
 	if done.Partial {
 		c.cfg.Log.Info("what the node itself needs is in the kernel", "servicePorts", len(done.Plan.Services))

@@ -256,6 +256,35 @@ func TestFullReconcileEveryHour(t *testing.T) {
 	})
 }
 
+// A failure that stays is one line now and then, and its end is another.
+func TestFailuresThatStayAreLoggedSparingly(t *testing.T) {
+	var log bytes.Buffer
+	lines := func(part string) int { return strings.Count(log.String(), part) }
+	onBench(t, func(b *bench, c *Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) }, func(b *bench) {
+		why := "no memory"
+		b.kernel.fail = func(int, plan.Update) error { return errors.New(why) }
+		b.world.set(service(tcp("web"), 20, 1))
+		b.pass(9 * time.Minute)
+		if n := lines("sync failed"); n != 1 {
+			t.Errorf("%d lines about one failure:\n%s", n, &log)
+		}
+		b.pass(3 * time.Minute)
+		if n := lines("no memory"); n != 2 {
+			t.Errorf("after 12 minutes %d lines:\n%s", n, &log)
+		}
+		why = "no permission"
+		b.pass(time.Minute)
+		if n := lines("no permission"); n != 1 {
+			t.Errorf("%d lines about another failure:\n%s", n, &log)
+		}
+		b.kernel.fail = nil
+		b.pass(time.Minute)
+		if n := lines("sync succeeds again"); n != 1 {
+			t.Errorf("%d lines about the end:\n%s", n, &log)
+		}
+	})
+}
+
 // A read-back without a reason that fails is repeated as any other failure is.
 func TestFullReconcileFails(t *testing.T) {
 	var broken atomic.Bool
