@@ -1,6 +1,7 @@
 package health
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -261,12 +262,19 @@ func TestServerRetriesAndEnds(t *testing.T) {
 		s.setBusy("tcp 0.0.0.0:10256", true)
 		ctx, cancel := context.WithCancel(t.Context())
 		failures := 0
+		var log bytes.Buffer
 		done := make(chan error)
 		go func() {
-			done <- Server{Name: "health", Addr: "0.0.0.0:10256", Handler: http.NotFoundHandler(), Listen: s.listen, Failed: func(error) { failures++ }}.Run(ctx)
+			done <- Server{
+				Name: "health", Addr: "0.0.0.0:10256", Handler: http.NotFoundHandler(), Listen: s.listen,
+				Failed: func(error) { failures++ }, Log: slog.New(slog.NewTextHandler(&log, nil)),
+			}.Run(ctx)
 		}()
 		<-time.After(time.Minute)
 		synctest.Wait()
+		if log.Len() > 0 {
+			t.Errorf("what was told is logged too:\n%s", &log)
+		}
 		if failures != 1 || len(s.names()) != 0 {
 			t.Errorf("%d failures told, open %q", failures, s.names())
 		}

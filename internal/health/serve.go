@@ -52,11 +52,13 @@ func (s Server) Run(ctx context.Context) error {
 		if s.HardFail {
 			return err
 		}
-		if said == "" && s.Failed != nil {
-			s.Failed(err)
-		}
-		if said != err.Error() {
-			said = err.Error()
+		again := said == err.Error()
+		first := said == ""
+		said = err.Error()
+		switch {
+		case first && s.Failed != nil: // who is told says it
+			s.Failed(fmt.Errorf("%w; it is tried again every %s", err, retryEvery))
+		case !again:
 			s.Log.Error("an address is not served for now", "server", s.Name, "address", s.Addr, "error", err, "retry", retryEvery)
 		}
 		select {
