@@ -30,6 +30,7 @@ type family struct {
 	caughtUp bool // desired followed a whole plan since known became true
 	kernel   inKernel
 	style    style
+	tried    bool // desired.toItself is known
 }
 
 // apply makes the kernel do what u says for the family.
@@ -38,12 +39,15 @@ func (f *family) apply(ctx context.Context, u plan.Update) error {
 		if err := f.readBack(ctx); err != nil {
 			return err
 		}
-		if f.kernel.endpoints > 0 { // near the limit, what is in force stays
-			f.comments = f.kernel.commented > 0
-		}
+		f.keepLayout()
 	}
 	if u.Partial && f.kernel.inForce {
 		return nil
+	}
+	if !f.commented(u.Plan, u.Changed, !f.caughtUp) {
+		if err := f.tryToItself(ctx); err != nil {
+			return err
+		}
 	}
 	undo, bad, err := f.follow(u.Plan, u.Changed, !f.caughtUp)
 	if err != nil {
@@ -64,6 +68,39 @@ func (f *family) apply(ctx context.Context, u plan.Update) error {
 	}
 	f.tellTotals()
 	return errors.Join(errs...)
+}
+
+// keepLayout makes the layout in force stay while a cluster is near the limit.
+func (f *family) keepLayout() {
+	switch {
+	case f.kernel.compact:
+		f.comments, f.toItself, f.tried = false, true, true
+	case f.kernel.endpoints > 0:
+		f.comments = f.kernel.commented > 0
+	}
+}
+
+// tryToItself finds out once whether the kernel has the match that a compact layout
+// needs, by a rule in a chain to which nothing leads.
+func (f *family) tryToItself(ctx context.Context) error {
+	if f.tried {
+		return nil
+	}
+	err := f.tables.Restore(ctx, func(w *bufio.Writer) error {
+		begin := "*filter\n:" + chainCanary + " - [0:0]\n"
+		_, err := w.WriteString(begin + "-A " + chainCanary + " " + rule.ToItself(sys.Family(f.family)) + " " + rule.Return + "\nCOMMIT\n" + begin + "COMMIT\n")
+		return err
+	})
+	var re *sys.RestoreError
+	if err != nil && (!errors.As(err, &re) || re.Busy) {
+		return fmt.Errorf("try the bpf match for %s: %w", f.family, err)
+	}
+	f.toItself, f.tried = err == nil, true
+	if err != nil {
+		f.env.Log.Warn("the kernel cannot compare a packet's addresses, so that every endpoint keeps a chain and changes take longer; load the module xt_bpf (NETFILTER_XT_MATCH_BPF)",
+			"family", f.family, "error", err)
+	}
+	return nil
 }
 
 // forget makes the next apply read the kernel's state back.

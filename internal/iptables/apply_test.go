@@ -24,12 +24,18 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 		t.Run(store.String(), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(7, uint64(store)))
 			b, fakes := onFakes(t, store, plan.IPv4, plan.IPv6)
+			many := manyEndpoints
 			var last, applied *plan.Plan
 			for step := range 60 {
 				last = randomPlan(rng, last, plan.IPv4, plan.IPv6)
 				switch rng.IntN(8) {
 				case 0: // a restart
 					b, applied = withFakes(fakes, plan.IPv4, plan.IPv6), nil
+					setMany(t, b, many)
+				case 4: // the cluster becomes a large one, or a small one again
+					many = map[int]int{always: manyEndpoints, manyEndpoints: always}[many]
+					setMany(t, b, many)
+					b.Invalidate()
 				case 1:
 					b.Invalidate()
 				case 2: // somebody flushes a table
@@ -45,6 +51,7 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 				mustApply(t, b, difference(applied, last))
 				applied = last
 				fresh, want := onFakes(t, store, plan.IPv4, plan.IPv6)
+				setMany(t, fresh, many)
 				mustApply(t, fresh, plan.Update{Plan: last})
 				if state(fakes) != state(want) {
 					t.Fatalf("step %d: %s", step, firstDifference(state(fakes), state(want)))
@@ -125,12 +132,20 @@ func clusterService(w world, name string, n int, eps ...netip.Addr) *plan.Servic
 }
 
 func TestRestartWritesNothing(t *testing.T) {
+	for _, many := range []int{manyEndpoints, always} {
+		testRestartWritesNothing(t, many)
+	}
+}
+
+func testRestartWritesNothing(t *testing.T, many int) {
 	p := twoServices()
 	b, fakes := onFakes(t, sys.NFT, plan.IPv4)
+	setMany(t, b, many)
 	mustApply(t, b, plan.Update{Plan: p})
 	f := fakes[plan.IPv4]
 	before := f.Restores()
 	again := withFakes(fakes, plan.IPv4)
+	setMany(t, again, many)
 	mustApply(t, again, plan.Update{Plan: p, Partial: true})
 	mustApply(t, again, plan.Update{Plan: p})
 	mustApply(t, again, plan.Update{Plan: p})

@@ -5,15 +5,17 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
 	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
 // translated ends a filter chain for packets that were sent to an endpoint: their
 // destination is that endpoint now, even if some frontend has the same address.
-const translated = "-m conntrack --ctstate DNAT -j RETURN"
+const translated = translatedOnly + " -j RETURN"
+
+const translatedOnly = "-m conntrack --ctstate DNAT"
 
 // lastRule says that packets must not get past a rule.
 const lastRule = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -23,9 +25,12 @@ func (r *renderer) natTop(d *dispatch) {
 	r.Begin(rule.NAT(chainMarkMasq))
 	r.Add("-j MARK --set-xmark " + mark + "/" + mark)
 	r.Begin(rule.NAT(chainPostrouting))
+	if r.compact { // else the endpoints' chains ask for it
+		r.Add(rule.Comment("endpoints that reach themselves through a Service"), translatedOnly, rule.ToItself(sys.Family(r.family)), rule.Masquerade)
+	}
 	r.Add("-m mark ! --mark "+mark+"/"+mark, rule.Return)
 	r.Add("-j MARK --set-xmark " + mark + "/0x0") // so that a tunnel's packets are not translated again
-	r.Add(rule.Comment("kubernetes service traffic requiring SNAT"), "-j MASQUERADE --random-fully")
+	r.Add(rule.Comment("kubernetes service traffic requiring SNAT"), rule.Masquerade)
 	r.Begin(rule.NAT(chainCanary))
 	r.Begin(rule.Filter(chainCanary))
 	if len(r.pod) > 1 {
@@ -76,7 +81,7 @@ func (r *renderer) filterServices(d *dispatch) {
 		r.Add(translated)
 	}
 	t := rule.Tree{Set: &r.Set, Chain: rule.Filter, Prefix: prefixAddr}
-	t.Write(withoutRepeats(d.cluster))
+	t.Write(rule.WithoutRepeats(d.cluster))
 	r.AddTo(at, func() {
 		if len(d.external)+len(d.extPorts) > 0 {
 			r.Add(rule.Comment("external addresses, from this node"), rule.SrcLocal, rule.Jump(chainExternal))
@@ -87,20 +92,6 @@ func (r *renderer) filterServices(d *dispatch) {
 			}
 		}
 	})
-}
-
-// withoutRepeats keeps one entry for the ports that a ClusterIP does not have, for
-// each address. Entries without rules go.
-func withoutRepeats(entries []rule.Entry) []rule.Entry {
-	slices.SortFunc(entries, func(a, b rule.Entry) int { return a.Compare(&b) })
-	out := entries[:0]
-	for i, e := range entries {
-		repeats := e.Proto == 0 && i > 0 && entries[i-1].Proto == 0 && entries[i-1].Addr == e.Addr
-		if !repeats && len(e.Rules) > 0 {
-			out = append(out, e)
-		}
-	}
-	return out
 }
 
 // filterExternal refuses or drops what was sent to an external address or a node
@@ -164,10 +155,10 @@ func (r *renderer) filterForward(d *dispatch) {
 	if len(own)+len(ports) == 0 {
 		return
 	}
-	r.Add(rule.Comment("new flows to Services"), "-m conntrack --ctstate DNAT", rule.Jump(chainAccept))
+	r.Add(rule.Comment("new flows to Services"), translatedOnly, rule.Jump(chainAccept))
 	r.Begin(rule.Filter(chainAccept))
 	for _, p := range own {
-		r.Add("-m conntrack --ctorigdst "+hostOrPrefix(p), rule.Accept)
+		r.Add("-m conntrack --ctorigdst "+rule.Host(p), rule.Accept)
 	}
 	for _, in := range ports {
 		last := in.Port | 0xffff>>in.Bits
@@ -177,9 +168,4 @@ func (r *renderer) filterForward(d *dispatch) {
 		}
 		r.Add(rule.Protocol(in.Proto), "-m conntrack --ctorigdstport "+match, rule.Accept)
 	}
-}
-
-// hostOrPrefix is how the conntrack match prints an address.
-func hostOrPrefix(p netip.Prefix) string {
-	return strings.TrimSuffix(p.String(), fmt.Sprintf("/%d", p.Addr().BitLen()))
 }

@@ -11,13 +11,10 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
 
-// Rules per endpoint lose their comments above mostCommented endpoints, and get
-// them back below fewestUncommented: a cluster near the limit must not be
-// rewritten back and forth.
-const (
-	mostCommented     = 1000
-	fewestUncommented = 500
-)
+// manyEndpoints is from where on a cluster is large: rules per endpoint lose their
+// comments and, if the kernel can do without, chains. It is so down to half of that:
+// a cluster near the limit must not be rewritten back and forth.
+const manyEndpoints = 1000
 
 // desired is what one family's rules should be, and by which sums they are known
 // to be in the kernel. It does no I/O. Texts are not kept: a chain that has to be
@@ -33,6 +30,8 @@ type desired struct {
 	node     *plan.Node
 	health   map[plan.HealthID]plan.HealthPort
 	comments bool
+	many     int  // manyEndpoints, but for tests
+	toItself bool // the kernel can tell packets of an endpoint to itself
 	r        *renderer
 
 	dirty     map[plan.ID]struct{} // some chain of it may have to be written
@@ -50,7 +49,7 @@ func newDesired(f plan.Family, mark uint32, liberal bool) *desired {
 		family: f, mark: mark, liberal: liberal,
 		hash: rule.NewHasher(), track: delta.New[rule.Chain, uint64](),
 		services: map[plan.ID]*plan.ServicePort{}, dirty: map[plan.ID]struct{}{},
-		health: map[plan.HealthID]plan.HealthPort{}, comments: true,
+		health: map[plan.HealthID]plan.HealthPort{}, comments: true, many: manyEndpoints,
 		rules: map[sys.Table]int{}, sharedNum: map[sys.Table]int{},
 	}
 }
@@ -64,13 +63,16 @@ func (d *desired) follow(p *plan.Plan, changed []plan.Change, all bool) (undo ma
 		all = true
 	}
 	s := settings{family: d.family, mark: d.mark, liberal: d.liberal, comments: d.commented(p, changed, all), node: p.Node}
-	if s.comments != d.comments {
-		all = true
-	}
-	if all || d.r == nil {
+	s.compact = !s.comments && d.toItself
+	if all = all || d.r == nil || s.comments != d.comments || s.compact != d.r.compact; all {
 		r, err := newRenderer(s)
 		if err != nil {
 			return nil, nil, err
+		}
+		for _, sp := range d.services { // by now in other chains, perhaps
+			for _, c := range d.r.service(sp).Chains {
+				d.track.Unwant(c.Chain)
+			}
 		}
 		d.r, d.node, d.comments, d.stale = r, p.Node, s.comments, true
 	}
@@ -90,7 +92,7 @@ func (d *desired) follow(p *plan.Plan, changed []plan.Change, all bool) (undo ma
 	if all {
 		d.recount = true
 		clear(d.rules)
-		for id := range maps.Keys(d.services) {
+		for id := range d.services {
 			if _, ok := p.Services[id]; !ok {
 				set(id, nil)
 			}
@@ -124,9 +126,9 @@ func (d *desired) commented(p *plan.Plan, changed []plan.Change, all bool) bool 
 		}
 	}
 	switch {
-	case n > mostCommented:
+	case n > d.many:
 		return false
-	case n < fewestUncommented:
+	case n < d.many/2:
 		return true
 	}
 	return d.comments

@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
@@ -35,14 +32,13 @@ func (b *backend) Diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 func (f *family) diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 	have := map[rule.Chain][]byte{}
 	k := newFamily(f.env, f.family, f.tables)
+	k.many, k.toItself = f.many, f.toItself
 	k.kernel = inKernel{surplus: map[sys.Table][]rule.Jumping{}, pinned: map[rule.Chain]struct{}{}}
 	for _, t := range []sys.Table{sys.Filter, sys.NAT} {
 		s := newScan(t)
 		s.Each = func(c rule.Chain, text []byte) error {
 			have[c] = bytes.Clone(text)
-			if strings.HasPrefix(c.String(), prefixEndpoint) && bytes.Contains(text, []byte(" --comment ")) {
-				k.kernel.commented++
-			}
+			k.kernel.look(c, text)
 			return nil
 		}
 		if err := s.Read(ctx, f.tables); err != nil {
@@ -50,7 +46,7 @@ func (f *family) diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 		}
 		k.kernel.take(s)
 	}
-	k.comments = k.kernel.commented > 0
+	k.keepLayout()
 	if _, _, err := k.follow(p, nil, true); err != nil {
 		return nil, err
 	}
@@ -64,7 +60,7 @@ func (f *family) diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 		keep(k.r.service(sp))
 	}
 	keep(k.r.common(k.each(nil), k.health))
-	out := chainDiffs(f.family, have, want)
+	out := rule.Differences(f.family.String(), have, want)
 	for _, j := range k.kernel.missing {
 		out = append(out, fmt.Sprintf("+ %s %s: -A %s %s", f.family, j.table, j.from, j.jumping().Rule))
 	}
@@ -74,37 +70,4 @@ func (f *family) diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 		}
 	}
 	return out, nil
-}
-
-// chainDiffs lists the rules in which two sets of chains differ.
-func chainDiffs(f plan.Family, have, want map[rule.Chain][]byte) []string {
-	all := map[rule.Chain]struct{}{}
-	for c := range have {
-		all[c] = struct{}{}
-	}
-	for c := range want {
-		all[c] = struct{}{}
-	}
-	var out []string
-	for _, c := range slices.SortedFunc(maps.Keys(all), rule.Chain.Compare) {
-		h, exists := have[c]
-		w, wanted := want[c]
-		where := fmt.Sprintf(" %s %s: ", f, c.Table())
-		switch {
-		case exists && !wanted:
-			out = append(out, "-"+where+":"+c.String())
-		case wanted && !exists:
-			out = append(out, "+"+where+":"+c.String())
-		}
-		if rule.NormalText(h) == rule.NormalText(w) {
-			continue
-		}
-		for line := range bytes.Lines(h) {
-			out = append(out, "-"+where+strings.TrimSuffix(string(line), "\n"))
-		}
-		for line := range bytes.Lines(w) {
-			out = append(out, "+"+where+strings.TrimSuffix(string(line), "\n"))
-		}
-	}
-	return out
 }

@@ -106,6 +106,10 @@ func TestKernelPrintsWhatIsRendered(t *testing.T) {
 		shadow, fakes := onFakes(t, store, plan.IPv4, plan.IPv6)
 		var last, next *plan.Plan
 		for step := range 25 {
+			if step == 15 { // the cluster becomes a large one
+				setMany(t, b, always)
+				setMany(t, shadow, always)
+			}
 			next = randomPlan(rng, last, plan.IPv4, plan.IPv6)
 			u := difference(last, next)
 			mustApply(t, b, u)
@@ -119,6 +123,7 @@ func TestKernelPrintsWhatIsRendered(t *testing.T) {
 		}
 		before := tables[plan.IPv4].restores.Load() + tables[plan.IPv6].restores.Load()
 		b = onKernel(tables)
+		setMany(t, b, always)
 		mustApply(t, b, plan.Update{Plan: last})
 		if n := tables[plan.IPv4].restores.Load() + tables[plan.IPv6].restores.Load() - before; n != 0 {
 			t.Errorf("%s: a restart with the state intact writes %d times", store, n)

@@ -21,6 +21,7 @@ type inKernel struct {
 	pinned    map[rule.Chain]struct{}      // chains of ours to which others' rules lead
 	endpoints int                          // chains of endpoints with rules
 	commented int                          // of these, with comments
+	compact   bool                         // endpoints need no chains, see settings
 }
 
 // newScan prepares to read a table.
@@ -36,13 +37,7 @@ func (f *family) readBack(ctx context.Context) error {
 		s := newScan(t)
 		s.Each = func(c rule.Chain, text []byte) error {
 			f.track.Have(c, f.hash.Sum(text))
-			f.kernel.services = f.kernel.services || c == rule.NAT(chainServices) && len(text) > 0
-			if strings.HasPrefix(c.String(), prefixEndpoint) && len(text) > 0 {
-				f.kernel.endpoints++
-				if bytes.Contains(text, []byte(" --comment ")) {
-					f.kernel.commented++
-				}
-			}
+			f.kernel.look(c, text)
 			return nil
 		}
 		if err := s.Read(ctx, f.tables); err != nil {
@@ -63,6 +58,18 @@ func (f *family) readBack(ctx context.Context) error {
 	}
 	f.known, f.fresh = true, true
 	return nil
+}
+
+// look learns from a chain which layout is in force.
+func (k *inKernel) look(c rule.Chain, text []byte) {
+	k.services = k.services || c == rule.NAT(chainServices) && len(text) > 0
+	k.compact = k.compact || c == rule.NAT(chainPostrouting) && bytes.Contains(text, []byte(" --bytecode "))
+	if strings.HasPrefix(c.String(), prefixEndpoint) && len(text) > 0 {
+		k.endpoints++
+		if bytes.Contains(text, []byte(" --comment ")) {
+			k.commented++
+		}
+	}
 }
 
 // take compares the jumps that a scan found with those that should be.

@@ -23,7 +23,11 @@ type settings struct {
 	// comments: rules per endpoint name their Service. Each comment costs 288 bytes
 	// of kernel memory, so large clusters do without.
 	comments bool
-	node     *plan.Node
+	// compact: an endpoint has a chain only if affinity needs it; else the chain that
+	// chooses translates. Legacy rewrites the table with any change, and chains per
+	// endpoint are four fifths of it.
+	compact bool
+	node    *plan.Node
 }
 
 // renderer turns Service ports into chains. It is pure: the same settings and
@@ -53,8 +57,8 @@ func newRenderer(s settings) (*renderer, error) {
 		r.pod = []string{"-i " + local.Name + "+"}
 	}
 	if local.Kind == plan.LocalInterface || local.Kind == plan.LocalInterfacePrefix {
-		if err := checkInterface(local.Name); err != nil {
-			return nil, err
+		if err := rule.CheckInterface(local.Name); err != nil {
+			return nil, fmt.Errorf("local traffic: %w", err)
 		}
 	}
 	if len(r.pod) == 1 {
@@ -63,20 +67,12 @@ func newRenderer(s settings) (*renderer, error) {
 	return r, nil
 }
 
-func checkInterface(name string) error {
-	const longest = 15
-	if name == "" || len(name) > longest || strings.ContainsAny(name, " \t\n\"'\\/!+") {
-		return fmt.Errorf("local traffic: %q is no interface name: give 1 to %d characters without spaces, quotes, '/', '!' and '+'", name, longest)
-	}
-	return nil
-}
-
 // service renders all chains of one Service port. The result is valid until the
 // next call.
 func (r *renderer) service(sp *plan.ServicePort) *rule.Set {
 	r.Reset()
 	v := newView(sp)
-	v.nameCandidates()
+	v.nameCandidates(r.chained(v))
 	for _, pool := range []plan.Pool{plan.Cluster, plan.Local} {
 		if v.used[pool] {
 			r.pool(v, pool)
@@ -110,7 +106,10 @@ func (r *renderer) pool(v *view, pool plan.Pool) {
 	}
 	options := make([]rule.Option, len(members))
 	for i, m := range members {
-		options[i] = rule.Option{Key: m.Addr, Chain: m.chain, Weight: m.Weight, Remark: r.remark(v, " -> ", m.Addr.String())}
+		options[i] = rule.Option{Key: m.Addr, Target: rule.Jump(m.chain), Weight: m.Weight, Remark: r.remark(v, " -> ", m.Addr.String())}
+		if !r.chained(v) {
+			options[i].Match, options[i].Target = rule.Protocol(v.proto), rule.DNAT(m.Addr)
+		}
 	}
 	r.Choose(chain, r.remark(v), options)
 }
@@ -142,8 +141,14 @@ func (r *renderer) remark(v *view, rest ...string) string {
 	return rule.Comment(v.name + strings.Join(rest, ""))
 }
 
+// chained reports whether endpoints have chains of their own.
+func (r *renderer) chained(v *view) bool { return !r.compact || v.sp.Affinity > 0 }
+
 // endpoints renders a chain for each endpoint that takes new flows.
 func (r *renderer) endpoints(v *view) {
+	if !r.chained(v) {
+		return
+	}
 	var all []candidate
 	switch {
 	case v.used[plan.Cluster] && v.used[plan.Local]:
@@ -158,14 +163,14 @@ func (r *renderer) endpoints(v *view) {
 	for i := range all {
 		m := &all[i]
 		r.Begin(rule.NAT(m.chain))
-		if !m.Elsewhere || v.unmasked || r.passesForPod(m.Addr.Addr()) {
+		if !r.compact && (!m.Elsewhere || v.unmasked || r.passesForPod(m.Addr.Addr())) {
 			r.Add(rule.FromAddr(m.Addr.Addr()), r.remark(v), markMasq)
 		}
 		set := ""
 		if v.sp.Affinity > 0 {
 			set = rule.Remember(sys.Family(r.family), m.chain)
 		}
-		r.Add(rule.Protocol(v.proto), r.remark(v), set, "-j DNAT --to-destination", m.Addr.String())
+		r.Add(rule.Protocol(v.proto), r.remark(v), set, rule.DNAT(m.Addr))
 	}
 }
 

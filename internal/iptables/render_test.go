@@ -120,9 +120,12 @@ func TestGolden(t *testing.T) {
 	sp := clusterService(w, "large", 3, many...)
 	large.Services[sp.ID] = sp
 
-	for name, p := range map[string]*plan.Plan{"reference": reference(), "policies": policies, "large": large} {
+	for name, p := range map[string]*plan.Plan{"reference": reference(), "policies": policies, "large": large, "compact": large} {
 		t.Run(name, func(t *testing.T) {
 			b, fakes := onFakes(t, sys.NFT, plan.IPv4)
+			if name == "compact" {
+				setMany(t, b, always)
+			}
 			mustApply(t, b, plan.Update{Plan: p})
 			path := filepath.Join("testdata", name+".rules")
 			have := fakes[plan.IPv4].String()

@@ -65,17 +65,22 @@ func newView(sp *plan.ServicePort) *view {
 	return v
 }
 
-// nameCandidates fills in the candidates of the used pools.
-func (v *view) nameCandidates() {
+// nameCandidates fills in the candidates of the used pools; chained: they have chains.
+func (v *view) nameCandidates(chained bool) {
 	for pool, eps := range v.sp.Pools {
 		if !v.used[pool] {
 			continue
 		}
 		v.candidates[pool] = make([]candidate, 0, len(eps))
 		for _, e := range eps {
-			if e.Weight > 0 {
-				v.candidates[pool] = append(v.candidates[pool], candidate{e, endpointChain(v.sp.ID, e.Addr)})
+			if e.Weight == 0 {
+				continue
 			}
+			c := candidate{Endpoint: e}
+			if chained {
+				c.chain = endpointChain(v.sp.ID, e.Addr)
+			}
+			v.candidates[pool] = append(v.candidates[pool], c)
 		}
 	}
 }

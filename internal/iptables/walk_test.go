@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -149,6 +150,8 @@ func (w *walker) target(t sys.Table, r *parsedRule, p walked) (done []end, on []
 		m, _ := strconv.ParseUint(mask, 0, 32)
 		p.mark = p.mark&^m ^ v
 		return nil, []walked{p}
+	case "MASQUERADE":
+		return []end{{p, "MASQUERADE"}}, nil
 	case "DNAT":
 		p.Dst = netip.MustParseAddrPort(strings.TrimPrefix(r.args, "--to-destination "))
 		return []end{{p, "DNAT"}}, nil
@@ -232,6 +235,8 @@ func (w *walker) holds(o option, p walked) bool {
 		v, _ := strconv.ParseUint(value, 0, 32)
 		m, _ := strconv.ParseUint(mask, 0, 32)
 		return p.mark&m == v
+	case "--bytecode":
+		return runBPF(w.t, o.value, p.Src, p.Dst.Addr())
 	case "--comment", "--set", "--name", "--seconds", "--reap", "--mask", "--rsource", "--mode":
 		return true
 	case "--rcheck":
@@ -290,10 +295,46 @@ func (w *walker) walk(pkt plan.Packet) fate {
 
 // arrival is where a translated packet goes and as whom.
 func (w *walker) arrival(p walked) string {
-	if p.mark&(1<<14) != 0 {
-		return p.Dst.String() + "+snat"
+	for _, e := range w.chain(sys.NAT, chainPostrouting, p) {
+		if e.verdict == "MASQUERADE" {
+			return p.Dst.String() + "+snat"
+		}
 	}
 	return p.Dst.String()
+}
+
+// runBPF runs a program of classic BPF, as iptables writes it, on the header of a
+// packet from src to dst, and reports whether it matches.
+func runBPF(t testing.TB, program string, src, dst netip.Addr) bool {
+	t.Helper()
+	at := 12
+	if src.Is6() {
+		at = 8
+	}
+	header := slices.Concat(make([]byte, at), src.AsSlice(), dst.AsSlice())
+	var a, x uint32
+	lines := strings.Split(program, ",")[1:]
+	for pc := 0; pc < len(lines); pc++ {
+		var code, jt, jf int
+		var k uint32
+		if _, err := fmt.Sscan(lines[pc], &code, &jt, &jf, &k); err != nil {
+			t.Fatalf("program %q, instruction %d: %v", program, pc, err)
+		}
+		switch code {
+		case 0x20: // load a word
+			a = binary.BigEndian.Uint32(header[k:])
+		case 0x07: // keep it
+			x = a
+		case 0x1d: // jump if equal
+			pc += map[bool]int{true: jt, false: jf}[a == x]
+		case 0x06:
+			return k != 0
+		default:
+			t.Fatalf("program %q: the walker does not know instruction %d", program, code)
+		}
+	}
+	t.Fatalf("program %q does not return", program)
+	return false
 }
 
 // wantFate is what the plan says.
@@ -366,8 +407,15 @@ func packetsFor(rng *rand.Rand, p *plan.Plan, w world) []plan.Packet {
 	return out
 }
 
-// Packets meet in the rules what the plan says about them.
+// Packets meet in the rules what the plan says about them, whether endpoints have
+// chains of their own or not.
 func TestPacketsAsPlanned(t *testing.T) {
+	for _, many := range []int{manyEndpoints, always} {
+		t.Run(map[bool]string{true: "compact", false: "classic"}[many < 0], func(t *testing.T) { testPacketsAsPlanned(t, many) })
+	}
+}
+
+func testPacketsAsPlanned(t *testing.T, many int) {
 	for _, f := range plan.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			for seed := range uint64(2 * localKinds) {
@@ -380,6 +428,7 @@ func TestPacketsAsPlanned(t *testing.T) {
 				node.Local = map[plan.Family]plan.LocalTraffic{f: localTraffic(testWorld(f), int(seed)%localKinds)}
 				p.Node = &node
 				b, fakes := onFakes(t, sys.Legacy, f)
+				setMany(t, b, many)
 				mustApply(t, b, plan.Update{Plan: p})
 				w := newWalker(t, p.Node, fakes[f])
 				for _, pkt := range packetsFor(rng, p, testWorld(f)) {

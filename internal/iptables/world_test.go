@@ -70,6 +70,20 @@ func withFakes(fakes map[plan.Family]*sys.Fake, families ...plan.Family) *backen
 	})
 }
 
+// always is a limit that makes every cluster a large one.
+const always = -1
+
+// setMany makes b take a cluster of more than n endpoints for a large one.
+func setMany(t testing.TB, b *backend, n int) {
+	t.Helper()
+	if err := b.find(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range b.families {
+		f.many = n
+	}
+}
+
 func mustApply(t testing.TB, b *backend, u plan.Update) {
 	t.Helper()
 	if err := b.Apply(context.Background(), u); err != nil {

@@ -14,10 +14,11 @@ const (
 	ChoiceLevels = 3
 )
 
-// Option is one chain to choose.
+// Option is one target to choose.
 type Option struct {
 	Key    netip.AddrPort // decides the group
-	Chain  string
+	Match  string         // what the target needs to be matched, "" for a chain
+	Target string
 	Weight uint16 // at least 1
 	Remark string
 }
@@ -37,7 +38,7 @@ func (s *Set) choose(chain, remark string, options []Option, level int) {
 	if len(options) <= ChoiceRules || level == ChoiceLevels {
 		for i := range options {
 			o := &options[i]
-			s.option(o.Remark, uint64(o.Weight), rest, o.Chain)
+			s.option(o.Match, o.Remark, uint64(o.Weight), rest, o.Target)
 			rest -= uint64(o.Weight)
 		}
 		return
@@ -46,13 +47,17 @@ func (s *Set) choose(chain, remark string, options []Option, level int) {
 	for g, in := range groups {
 		if len(in) > 0 {
 			w := weight(in)
-			s.option(remark, w, rest, groupChain(chain, g, in))
+			if len(in) == 1 {
+				s.option(in[0].Match, remark, w, rest, in[0].Target)
+			} else {
+				s.option("", remark, w, rest, Jump(groupChain(chain, g)))
+			}
 			rest -= w
 		}
 	}
 	for g, in := range groups {
 		if len(in) > 1 {
-			name := groupChain(chain, g, in)
+			name := groupChain(chain, g)
 			s.Begin(NAT(name))
 			s.choose(name, remark, in, level+1)
 		}
@@ -60,21 +65,16 @@ func (s *Set) choose(chain, remark string, options []Option, level int) {
 }
 
 // option is one rule of a choice; the last one always matches.
-func (s *Set) option(remark string, w, rest uint64, chain string) {
+func (s *Set) option(match, remark string, w, rest uint64, target string) {
 	if w == rest {
-		s.Add(remark, Jump(chain))
+		s.Add(match, remark, target)
 		return
 	}
-	s.Add(remark, Chance(w, rest), Jump(chain))
+	s.Add(match, remark, Chance(w, rest), target)
 }
 
-// groupChain is where group g leads: to a chain below, or to its only option.
-func groupChain(chain string, g int, in []Option) string {
-	if len(in) == 1 {
-		return in[0].Chain
-	}
-	return chain + string("0123456789ABCDEF"[g])
-}
+// groupChain is the chain of group g.
+func groupChain(chain string, g int) string { return chain + string("0123456789ABCDEF"[g]) }
 
 // split distributes options by a digit of their key's hash; each group keeps their
 // order.

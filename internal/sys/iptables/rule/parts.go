@@ -76,6 +76,20 @@ func Comment(text string) string {
 	return string(append(b, '"'))
 }
 
+// Host is how the conntrack match prints an address.
+func Host(p netip.Prefix) string {
+	return strings.TrimSuffix(p.String(), fmt.Sprintf("/%d", p.Addr().BitLen()))
+}
+
+// CheckInterface says what keeps a name, or the beginning of one, from being matched.
+func CheckInterface(name string) error {
+	const longest = 15
+	if name == "" || len(name) > longest || strings.ContainsAny(name, " \t\n\"'\\/!+") {
+		return fmt.Errorf("%q is no interface name: give 1 to %d characters without spaces, quotes, '/', '!' and '+'", name, longest)
+	}
+	return nil
+}
+
 // Chance matches with the probability part/whole, as a number that the kernel
 // keeps: it has 31 bits.
 func Chance(part, whole uint64) string {
@@ -100,6 +114,31 @@ func recentMask(f iptables.Family) string {
 		return "--mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff --rsource"
 	}
 	return "--mask 255.255.255.255 --rsource"
+}
+
+// DNAT translates the destination; the protocol has to be matched.
+func DNAT(to netip.AddrPort) string { return "-j DNAT --to-destination " + to.String() }
+
+// Masquerade gives packets an address of the interface on which they leave, and a
+// random port.
+const Masquerade = "-j MASQUERADE --random-fully"
+
+// ToItself matches packets whose source and destination address are the same. No
+// match of iptables compares two fields of a packet but a program of classic BPF
+// does: for each word of the addresses "load it from the source; keep it; load it from
+// the destination; compare" (kernel option NETFILTER_XT_MATCH_BPF).
+func ToItself(f iptables.Family) string {
+	src, dst, words := 12, 16, 1
+	if f == iptables.IPv6 {
+		src, dst, words = 8, 24, 4
+	}
+	code := []string{strconv.Itoa(4*words + 2)}
+	for w := range words {
+		miss := 4*(words-w-1) + 1 // instructions up to the one that says no
+		code = append(code, fmt.Sprintf("32 0 0 %d,7 0 0 0,32 0 0 %d,29 0 %d 0", src+4*w, dst+4*w, miss))
+	}
+	code = append(code, "6 0 0 65535", "6 0 0 0")
+	return `-m bpf --bytecode "` + strings.Join(code, ",") + `"`
 }
 
 // Reject answers with port unreachable.

@@ -244,3 +244,17 @@ func commonBits(a, b netip.Addr) int {
 	}
 	return n
 }
+
+// WithoutRepeats keeps one entry for the ports that a ClusterIP does not have, for
+// each address. Entries without rules go.
+func WithoutRepeats(entries []Entry) []Entry {
+	slices.SortFunc(entries, func(a, b Entry) int { return a.Compare(&b) })
+	out := entries[:0]
+	for i, e := range entries {
+		repeats := e.Proto == 0 && i > 0 && entries[i-1].Proto == 0 && entries[i-1].Addr == e.Addr
+		if !repeats && len(e.Rules) > 0 {
+			out = append(out, e)
+		}
+	}
+	return out
+}
