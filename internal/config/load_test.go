@@ -319,6 +319,20 @@ func TestFurtherDocumentsHaveNoEffect(t *testing.T) {
 	}
 }
 
+// Settings without effect here are no reason not to start.
+func TestHarmlessSettings(t *testing.T) {
+	for _, args := range [][]string{
+		{"--log-text-split-stream", "--log-text-info-buffer-size=4Ki"},
+		{"--logging-format=json", "--vmodule=planner=4"},
+		{"--log-flush-frequency=0"},
+		{"--show-hidden-metrics-for-version=1.10"},
+	} {
+		if _, _, err := load(args, nil); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
+
 func TestAFileInJSON(t *testing.T) {
 	c, warnings, err := load([]string{"--config=f"}, map[string]string{
 		"f": `{"apiVersion":"kubeproxy.config.k8s.io/v1alpha1","kind":"KubeProxyConfiguration","mode":"ipvs","clusterCIDR":"10.0.0.0/8"}`})

@@ -75,3 +75,24 @@ func TestProxy(t *testing.T) {
 		t.Errorf("-want +have:\n%s", diff)
 	}
 }
+
+// The flags for ports count in what is written, as they do when the proxy runs.
+func TestWriteServers(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--healthz-bind-address=192.0.2.11", "--metrics-port=1024"}, "healthzBindAddress: 192.0.2.11:10256"},
+		{[]string{"--healthz-bind-address=192.0.2.11", "--healthz-port=1025"}, "healthzBindAddress: 192.0.2.11:1025"},
+		{[]string{"--healthz-port=0"}, `healthzBindAddress: ""`},
+		{[]string{"--metrics-port=0"}, `metricsBindAddress: ""`},
+	} {
+		var out strings.Builder
+		if _, err := mustLoad(t, tt.args...).WriteTo(&out); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), tt.want+"\n") {
+			t.Errorf("%q writes no %s:\n%s", tt.args, tt.want, &out)
+		}
+	}
+}
