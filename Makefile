@@ -56,7 +56,10 @@ test: packages root ## vet, unit and kernel tests, all scenarios in every mode (
 	$(GO_TEST) $(ARGS) ./... | go run ./test/verdict -title 'rings 1 to 6' -expected-skips test/expected-skips
 
 .PHONY: test-cluster
-test-cluster: tools test ## the same, then the binary behind a real API server (ring 7)
+test-cluster: tools test ring7 ## the same, then the binary behind a real API server (ring 7)
+
+.PHONY: ring7
+ring7: packages root
 	go vet -tags cluster ./test/cluster
 	set -- $$(scripts/tools etcd kube-apiserver); \
 	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 $(GO_TEST) -tags cluster ./test/cluster \
