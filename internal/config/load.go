@@ -56,6 +56,9 @@ func (f *Flags) Load(read func(string) ([]byte, error)) (*Config, []string, erro
 	if err != nil {
 		return nil, warnings, err
 	}
+	if c.Staleness < usefulStaleness && (len(c.Manifests) == 0 || c.Client.Configured()) {
+		warnings = append(warnings, fmt.Sprintf("stalenessLimit %s is shorter than an API server that is well may be silent, about a minute: everything is listed anew again and again; give %s or more", c.Staleness, usefulStaleness))
+	}
 	c.ModeDefault, c.defaultNodePorts = modeDefault, defaultNodePorts
 	return c, warnings, nil
 }

@@ -319,6 +319,17 @@ func TestFurtherDocumentsHaveNoEffect(t *testing.T) {
 	}
 }
 
+// With manifests alone no server can be silent.
+func TestShortStalenessLimit(t *testing.T) {
+	_, warnings, err := load([]string{"--staleness-limit=1m"}, nil)
+	wantWarning(t, warnings, err, "stalenessLimit 1m0s")
+	for _, args := range [][]string{{"--staleness-limit=90s"}, {"--staleness-limit=1s", "--manifests=/a"}} {
+		if _, warnings, err := load(args, nil); err != nil || len(warnings) > 0 {
+			t.Errorf("%q: %v %q", args, err, warnings)
+		}
+	}
+}
+
 // Settings without effect here are no reason not to start.
 func TestHarmlessSettings(t *testing.T) {
 	for _, args := range [][]string{

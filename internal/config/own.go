@@ -14,7 +14,12 @@ const (
 	OwnKind       = "SvcproxyConfiguration"
 )
 
-const defaultStaleness = 150 * time.Second
+const (
+	defaultStaleness = 150 * time.Second
+	// usefulStaleness leaves room for the bookmark that an API server sends about
+	// once a minute.
+	usefulStaleness = 90 * time.Second
+)
 
 // OwnConfiguration is that document. A flag wins over its field.
 type OwnConfiguration struct {
