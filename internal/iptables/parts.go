@@ -54,10 +54,16 @@ func (f *family) take(p *part, sp *plan.ServicePort) {
 	}
 }
 
-// basics adds the chains to which every Service port's lead, if they are missing.
+// basics adds the chains that every Service port's rely on, if they are missing: those
+// to which they lead, and the one that masquerades endpoints without chains when they
+// meet themselves.
 func (f *family) basics(p *part) {
 	p.nat.Shared = f.r.common(func(func(*plan.ServicePort) bool) {}, nil).Clone()
-	for _, name := range []string{chainMarkMasq, chainMasqOthers} {
+	names := []string{chainMarkMasq, chainMasqOthers}
+	if f.r.compact { // else endpoints may still be without chains, and it has to stay as it is
+		names = append(names, chainPostrouting)
+	}
+	for _, name := range names {
 		c := rule.NAT(name)
 		if _, wanted := f.track.Wanted(c); wanted && f.track.Pending(c) {
 			p.nat.Rewrite(c)
