@@ -86,6 +86,24 @@ func TestPlanFromAPI(t *testing.T) {
 	}
 }
 
+// A plan for a Node that does not exist is not what the proxy would do.
+func TestPlanWithoutItsNode(t *testing.T) {
+	_, kubeconfig := startAPI(t, nodeManifest, webManifest)
+	for name, want := range map[string]bool{"alder": false, "birch": true} {
+		var out, errs bytes.Buffer
+		env := Env{
+			Args:   []string{"plan", "--kubeconfig", kubeconfig, "--hostname-override=" + name, "--addresses=192.0.2.11"},
+			Stdout: &out, Stderr: &errs, ReadFile: os.ReadFile,
+		}
+		if status := Main(t.Context(), env); status != exitOK {
+			t.Fatalf("status %d\n%s", status, errs.String())
+		}
+		if have := strings.Contains(errs.String(), `would write nothing yet, but wait: there is no Node named "birch"`); have != want {
+			t.Errorf("node %s: %s", name, errs.String())
+		}
+	}
+}
+
 // The whole proxy over an API server: it waits for its Node, serves, reports
 // events, and follows changes.
 func TestProxyFromAPI(t *testing.T) {

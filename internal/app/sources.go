@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/cluster"
@@ -147,5 +148,9 @@ func survey(ctx context.Context, env Env, c *config.Config, o surveyOptions) (*s
 	}
 	warn(env, src.problems())
 	s.planner = planner.New(s.state, plannerOptions(c, o.node, o.families))
+	running := checkedPlanner{s.planner, o.node, func() bool { return s.state.Node() != nil }, src}
+	if ok, missing := running.Ready(); !ok {
+		warn(env, []string{"the running proxy would write nothing yet, but wait: " + strings.Join(missing, "; ")})
+	}
 	return s, nil
 }
