@@ -1,12 +1,20 @@
 package nftables
 
 import (
+	"context"
+	"errors"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
 // inNamespace makes the test run in a network namespace of its own.
@@ -21,6 +29,29 @@ func inNamespace(t *testing.T) {
 	}
 }
 
+func newKernel(t *testing.T) *nft.Kernel {
+	t.Helper()
+	k := &nft.Kernel{}
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k
+}
+
+func TestKernelIsSupported(t *testing.T) {
+	inNamespace(t)
+	for _, f := range plan.Families {
+		if err := Supports(context.Background(), f); err != nil {
+			t.Error(err)
+		}
+	}
+	if out := listing(t); out != "" {
+		t.Errorf("trying out leaves something behind:\n%s", out)
+	}
+}
+
 // listing is what the program nft says about the namespace.
 func listing(t *testing.T) string {
 	t.Helper()
@@ -29,4 +60,116 @@ func listing(t *testing.T) string {
 		t.Fatalf("nft list ruleset: %v\n%s", err, out)
 	}
 	return string(out)
+}
+
+// The kernel takes the same steps as the fake, ends like it, and nft can list it.
+func TestKernelEndStateDoesNotDependOnThePath(t *testing.T) {
+	inNamespace(t)
+	k := newKernel(t)
+	lossy := &lossyTables{Tables: k}
+	walkPlans(t, lossy, 11, 60, func(yes bool) { lossy.lose = yes }, func() nft.Tables { return &nft.Fake{} })
+	if out := listing(t); !strings.Contains(out, "map services") {
+		t.Errorf("nft lists:\n%s", out)
+	}
+}
+
+// lossyTables fails every other commit while lose is set.
+type lossyTables struct {
+	nft.Tables
+	lose bool
+	n    int
+}
+
+func (l *lossyTables) Commit(ctx context.Context, ops []nft.Op) error {
+	if l.n++; l.lose && l.n%2 == 0 {
+		return &nft.Error{Err: unix.ENOBUFS}
+	}
+	return l.Tables.Commit(ctx, ops)
+}
+
+// countingTables counts commits.
+type countingTables struct {
+	nft.Tables
+	commits int
+}
+
+func (c *countingTables) Commit(ctx context.Context, ops []nft.Op) error {
+	c.commits++
+	return c.Tables.Commit(ctx, ops)
+}
+
+func TestKernelRestartWritesNothing(t *testing.T) {
+	inNamespace(t)
+	rng := rand.New(rand.NewPCG(3, 3))
+	p := randomPlan(rng, nil, plan.Families[:]...)
+	for range 40 {
+		p = randomPlan(rng, p, plan.Families[:]...)
+	}
+	k := &countingTables{Tables: newKernel(t)}
+	mustApply(t, newBackend(testEnv(plan.Families[:]...), k), plan.Update{Plan: p})
+	k.commits = 0
+	mustApply(t, newBackend(testEnv(plan.Families[:]...), k), plan.Update{Plan: p})
+	if k.commits != 0 {
+		t.Errorf("a restart with the state intact writes %d times", k.commits)
+	}
+}
+
+// Others' changes are told, with who made them; ours are not.
+func TestKernelTellsOfOthers(t *testing.T) {
+	inNamespace(t)
+	k := newKernel(t)
+	b := newBackend(testEnv(plan.IPv4), k)
+	mustApply(t, b, plan.Update{Plan: webPlan(time.Hour, 1)})
+	ctx, cancel := context.WithCancel(context.Background())
+	told := make(chan string, 100)
+	ended := make(chan error, 1)
+	ready := make(chan struct{})
+	ns, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	go func() {
+		runtime.LockOSThread() // never unlocked, as above
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			ended <- err
+			return
+		}
+		ended <- b.watch(ctx, ready, func(what string) { told <- what })
+	}()
+	select {
+	case <-ready:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	mustApply(t, b, plan.Update{Plan: webPlan(time.Hour, 1, 2)})
+	for _, c := range []struct{ command, want string }{
+		{"add element ip svcproxy cluster-ips { 10.62.0.99 }", "table ip svcproxy: elements were added to cluster-ips by nft, process "},
+		{"delete element ip svcproxy services { 10.62.0.20 . tcp . 80 }", "table ip svcproxy: elements of services were deleted by nft"},
+		{"flush chain ip svcproxy to-services", "table ip svcproxy: a rule of chain to-services was deleted by nft"},
+		{"flush ruleset", "table ip svcproxy: "},
+	} {
+		if out, err := exec.Command("nft", c.command).CombinedOutput(); err != nil {
+			t.Fatalf("nft %s: %v\n%s", c.command, err, out)
+		}
+		if what := <-told; !strings.HasPrefix(what, c.want) {
+			t.Errorf("after nft %s told is %q, want %q", c.command, what, c.want)
+		}
+		for drained := false; !drained; {
+			select {
+			case <-told: // the same commit's
+			default:
+				drained = true
+			}
+		}
+	}
+	b.Invalidate()
+	mustApply(t, b, plan.Update{Plan: webPlan(time.Hour, 1, 2)})
+	if out := listing(t); !strings.Contains(out, "10.62.0.20 . tcp . 80") {
+		t.Errorf("not repaired:\n%s", out)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch ends with %v", err)
+	}
 }

@@ -9,5 +9,10 @@ import (
 // Watch implements dataplane.Watcher: the kernel tells of every commit that is not
 // ours. Clients that the kernel remembers or forgets by itself are no commits.
 func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error {
-	return b.tables.Watch(ctx, ours, make(chan struct{}), func(e nft.Event) { disturbed(e.What) })
+	return b.watch(ctx, make(chan struct{}), disturbed)
+}
+
+// watch closes ready once nothing goes unnoticed.
+func (b *backend) watch(ctx context.Context, ready chan<- struct{}, disturbed func(what string)) error {
+	return b.tables.Watch(ctx, ours, ready, func(e nft.Event) { disturbed(e.What) })
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
 func u32(b []byte) uint32 {
@@ -18,15 +20,15 @@ func body(b []byte) []byte { return b[min(4, len(b)):] }
 
 // parseChain reads a chain; table is the one that it belongs to.
 func parseChain(b []byte) (table string, c Chain) {
-	eachAttr(b, func(typ uint16, data []byte) {
+	wire.EachAttr(b, func(typ uint16, data []byte) {
 		switch typ {
 		case unix.NFTA_CHAIN_TABLE:
-			table = cString(data)
+			table = wire.CString(data)
 		case unix.NFTA_CHAIN_NAME:
-			c.Name = cString(data)
+			c.Name = wire.CString(data)
 		case unix.NFTA_CHAIN_HOOK:
 			h := hookOf(&c)
-			eachAttr(data, func(typ uint16, data []byte) {
+			wire.EachAttr(data, func(typ uint16, data []byte) {
 				switch typ {
 				case unix.NFTA_HOOK_HOOKNUM:
 					h.Num = HookNum(u32(data))
@@ -35,9 +37,9 @@ func parseChain(b []byte) (table string, c Chain) {
 				}
 			})
 		case unix.NFTA_CHAIN_TYPE:
-			hookOf(&c).Type = cString(data)
+			hookOf(&c).Type = wire.CString(data)
 		case chainUserdata:
-			c.Comment = commentOf(data, commentOfChain)
+			c.Comment = wire.CommentOf(data, commentOfChain)
 		}
 	})
 	return table, c
@@ -52,16 +54,16 @@ func hookOf(c *Chain) *Hook {
 
 // parseRule reads a rule of a table of the family, and the chain that it is in.
 func parseRule(f Family, b []byte) (chain string, r *Rule) {
-	var exprs []expr
+	var exprs []wire.Expr
 	remark := ""
-	eachAttr(b, func(typ uint16, data []byte) {
+	wire.EachAttr(b, func(typ uint16, data []byte) {
 		switch typ {
 		case unix.NFTA_RULE_CHAIN:
-			chain = cString(data)
+			chain = wire.CString(data)
 		case unix.NFTA_RULE_EXPRESSIONS:
-			exprs = parseExprs(data)
+			exprs = wire.ParseExprs(data)
 		case unix.NFTA_RULE_USERDATA:
-			remark = commentOf(data, commentOfRule)
+			remark = wire.CommentOf(data, commentOfRule)
 		}
 	})
 	r = newRule(f, exprs)
@@ -74,10 +76,10 @@ func parseRule(f Family, b []byte) (chain string, r *Rule) {
 func parseSet(b []byte) *Set {
 	s := &Set{}
 	var flags, data uint32
-	eachAttr(b, func(typ uint16, d []byte) {
+	wire.EachAttr(b, func(typ uint16, d []byte) {
 		switch typ {
 		case unix.NFTA_SET_NAME:
-			s.Name = cString(d)
+			s.Name = wire.CString(d)
 		case unix.NFTA_SET_FLAGS:
 			flags = u32(d)
 		case unix.NFTA_SET_KEY_TYPE:
@@ -85,13 +87,13 @@ func parseSet(b []byte) *Set {
 		case unix.NFTA_SET_DATA_TYPE:
 			data = u32(d)
 		case unix.NFTA_SET_DESC:
-			eachAttr(d, func(typ uint16, d []byte) {
+			wire.EachAttr(d, func(typ uint16, d []byte) {
 				if typ == unix.NFTA_SET_DESC_SIZE {
 					s.Size = u32(d)
 				}
 			})
 		case unix.NFTA_SET_USERDATA:
-			s.Comment = commentOf(d, commentOfSet)
+			s.Comment = wire.CommentOf(d, commentOfSet)
 		}
 	})
 	s.Interval = flags&unix.NFT_SET_INTERVAL != 0
@@ -107,33 +109,33 @@ func parseSet(b []byte) *Set {
 
 // eachElement calls f with the elements of a message.
 func eachElement(b []byte, f func(Element)) {
-	eachAttr(b, func(typ uint16, list []byte) {
+	wire.EachAttr(b, func(typ uint16, list []byte) {
 		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			return
 		}
-		eachAttr(list, func(_ uint16, b []byte) { f(parseElement(b)) })
+		wire.EachAttr(list, func(_ uint16, b []byte) { f(parseElement(b)) })
 	})
 }
 
 func parseElement(b []byte) Element {
 	var e Element
-	eachAttr(b, func(typ uint16, d []byte) {
+	wire.EachAttr(b, func(typ uint16, d []byte) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = parseTuple(d)
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = u32(d)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA:
-			eachAttr(d, func(typ uint16, v []byte) {
+			wire.EachAttr(d, func(typ uint16, v []byte) {
 				switch typ {
 				case unix.NFTA_DATA_VALUE:
 					e.Data = Tuple(v)
 				case unix.NFTA_DATA_VERDICT:
-					e.Verdict = parseVerdict(v)
+					e.Verdict = wire.ParseVerdict(v)
 				}
 			})
 		case unix.NFTA_SET_ELEM_USERDATA:
-			e.Comment = commentOf(d, commentOfElement)
+			e.Comment = wire.CommentOf(d, commentOfElement)
 		}
 	})
 	return e
@@ -141,7 +143,7 @@ func parseElement(b []byte) Element {
 
 func parseTuple(b []byte) Tuple {
 	var t Tuple
-	eachAttr(b, func(typ uint16, v []byte) {
+	wire.EachAttr(b, func(typ uint16, v []byte) {
 		if typ == unix.NFTA_DATA_VALUE {
 			t = Tuple(v)
 		}

@@ -5,6 +5,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
 // Attributes that the library of system constants lacks, and nft's numbers for
@@ -68,74 +70,74 @@ func encode(out []netlink.Message, o *Op) []netlink.Message {
 		kind = unix.NFT_MSG_DELSETELEM
 	}
 	m := request(kind, flags, o.Table.Family)
-	w := &message{buf: m.Data}
-	w.text(1, o.Table.Name) // the first attribute of all
+	w := &wire.Message{Buf: m.Data}
+	w.Text(1, o.Table.Name) // the first attribute of all
 	switch o.Kind {
 	case AddTable:
 		if o.Comment != "" {
-			w.bytes(tableUserdata, comment(commentOfTable, o.Comment))
+			w.Bytes(tableUserdata, wire.Comment(commentOfTable, o.Comment))
 		}
 	case AddChain:
 		putChain(w, o.Chain)
 	case DeleteChain:
-		w.text(unix.NFTA_CHAIN_NAME, o.Name)
+		w.Text(unix.NFTA_CHAIN_NAME, o.Name)
 	case FlushChain:
-		w.text(unix.NFTA_RULE_CHAIN, o.Name)
+		w.Text(unix.NFTA_RULE_CHAIN, o.Name)
 	case AddRule:
-		w.text(unix.NFTA_RULE_CHAIN, o.Name)
-		w.nest(unix.NFTA_RULE_EXPRESSIONS, func() { putExprs(w, o.Rule.exprs) })
+		w.Text(unix.NFTA_RULE_CHAIN, o.Name)
+		w.Nest(unix.NFTA_RULE_EXPRESSIONS, func() { wire.PutExprs(w, o.Rule.exprs) })
 		if o.Rule.Comment != "" {
-			w.bytes(unix.NFTA_RULE_USERDATA, comment(commentOfRule, o.Rule.Comment))
+			w.Bytes(unix.NFTA_RULE_USERDATA, wire.Comment(commentOfRule, o.Rule.Comment))
 		}
 	case AddSet:
 		putSet(w, o.Set)
 	case DeleteSet, FlushSet:
-		w.text(unix.NFTA_SET_NAME, o.Name)
+		w.Text(unix.NFTA_SET_NAME, o.Name)
 	}
-	m.Data = w.buf
+	m.Data = w.Buf
 	return append(out, m)
 }
 
-func putChain(w *message, c *Chain) {
-	w.text(unix.NFTA_CHAIN_NAME, c.Name)
+func putChain(w *wire.Message, c *Chain) {
+	w.Text(unix.NFTA_CHAIN_NAME, c.Name)
 	if c.Hook != nil {
-		w.nest(unix.NFTA_CHAIN_HOOK, func() {
-			w.number(unix.NFTA_HOOK_HOOKNUM, uint32(c.Hook.Num))
-			w.number(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
+		w.Nest(unix.NFTA_CHAIN_HOOK, func() {
+			w.Number(unix.NFTA_HOOK_HOOKNUM, uint32(c.Hook.Num))
+			w.Number(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
 		})
-		w.text(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
+		w.Text(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
 	}
 	if c.Comment != "" {
-		w.bytes(chainUserdata, comment(commentOfChain, c.Comment))
+		w.Bytes(chainUserdata, wire.Comment(commentOfChain, c.Comment))
 	}
 }
 
-func putSet(w *message, s *Set) {
-	w.text(unix.NFTA_SET_NAME, s.Name)
-	w.number(unix.NFTA_SET_FLAGS, s.flags())
-	w.number(unix.NFTA_SET_KEY_TYPE, typeID(s.Key))
-	w.number(unix.NFTA_SET_KEY_LEN, uint32(tupleLen(s.Key)))
+func putSet(w *wire.Message, s *Set) {
+	w.Text(unix.NFTA_SET_NAME, s.Name)
+	w.Number(unix.NFTA_SET_FLAGS, s.flags())
+	w.Number(unix.NFTA_SET_KEY_TYPE, typeID(s.Key))
+	w.Number(unix.NFTA_SET_KEY_LEN, uint32(tupleLen(s.Key)))
 	switch {
 	case s.Verdicts:
-		w.number(unix.NFTA_SET_DATA_TYPE, verdictType)
-		w.number(unix.NFTA_SET_DATA_LEN, 16)
+		w.Number(unix.NFTA_SET_DATA_TYPE, verdictType)
+		w.Number(unix.NFTA_SET_DATA_LEN, 16)
 	case len(s.Data) > 0:
-		w.number(unix.NFTA_SET_DATA_TYPE, typeID(s.Data))
-		w.number(unix.NFTA_SET_DATA_LEN, uint32(tupleLen(s.Data)))
+		w.Number(unix.NFTA_SET_DATA_TYPE, typeID(s.Data))
+		w.Number(unix.NFTA_SET_DATA_LEN, uint32(tupleLen(s.Data)))
 	}
 	if s.Size > 0 {
-		w.nest(unix.NFTA_SET_DESC, func() { w.number(unix.NFTA_SET_DESC_SIZE, s.Size) })
+		w.Nest(unix.NFTA_SET_DESC, func() { w.Number(unix.NFTA_SET_DESC_SIZE, s.Size) })
 	}
-	w.number(unix.NFTA_SET_ID, 1) // required; steps name sets
+	w.Number(unix.NFTA_SET_ID, 1) // required; steps name sets
 	var ud []byte
 	if s.Interval {
-		ud = userdata(ud, byteOrderOfKey, native(bigEndian))
+		ud = wire.Userdata(ud, byteOrderOfKey, native(bigEndian))
 	}
 	if s.Comment != "" {
-		ud = append(ud, comment(commentOfSet, s.Comment)...)
+		ud = append(ud, wire.Comment(commentOfSet, s.Comment)...)
 	}
 	if len(ud) > 0 {
-		w.bytes(unix.NFTA_SET_USERDATA, ud)
+		w.Bytes(unix.NFTA_SET_USERDATA, ud)
 	}
 }
 
@@ -160,41 +162,41 @@ func encodeElements(out []netlink.Message, o *Op) []netlink.Message {
 		if o.Kind == DeleteElements {
 			m = request(unix.NFT_MSG_DELSETELEM, 0, o.Table.Family)
 		}
-		w := &message{buf: m.Data}
-		w.text(unix.NFTA_SET_ELEM_LIST_TABLE, o.Table.Name)
-		w.text(unix.NFTA_SET_ELEM_LIST_SET, o.Set.Name)
-		list := w.open(unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED)
-		for len(rest) > 0 && len(w.buf)-list < elementBytes {
+		w := &wire.Message{Buf: m.Data}
+		w.Text(unix.NFTA_SET_ELEM_LIST_TABLE, o.Table.Name)
+		w.Text(unix.NFTA_SET_ELEM_LIST_SET, o.Set.Name)
+		list := w.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED)
+		for len(rest) > 0 && len(w.Buf)-list < elementBytes {
 			putElement(w, o.Set, &rest[0], o.Kind == AddElements)
 			rest = rest[1:]
 		}
-		w.close(list)
-		m.Data = w.buf
+		w.Close(list)
+		m.Data = w.Buf
 		out = append(out, m)
 	}
 	return out
 }
 
-func putElement(w *message, s *Set, e *Element, whole bool) {
-	at := w.open(unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED)
+func putElement(w *wire.Message, s *Set, e *Element, whole bool) {
+	at := w.Open(unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED)
 	if e.End {
-		w.number(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		w.Number(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
-	w.tuple(unix.NFTA_SET_ELEM_KEY, e.Key)
+	w.Data(unix.NFTA_SET_ELEM_KEY, string(e.Key))
 	switch {
 	case !whole || !s.isMap():
 	case s.Verdicts:
-		data := w.open(unix.NFTA_SET_ELEM_DATA | unix.NLA_F_NESTED)
-		w.verdict(e.Verdict)
-		w.close(data)
+		data := w.Open(unix.NFTA_SET_ELEM_DATA | unix.NLA_F_NESTED)
+		w.Verdict(e.Verdict)
+		w.Close(data)
 	default:
-		w.tuple(unix.NFTA_SET_ELEM_DATA, e.Data)
+		w.Data(unix.NFTA_SET_ELEM_DATA, string(e.Data))
 	}
 	if whole && e.Timeout > 0 {
-		w.bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds())))
+		w.Bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds())))
 	}
 	if whole && e.Comment != "" {
-		w.bytes(unix.NFTA_SET_ELEM_USERDATA, comment(commentOfElement, e.Comment))
+		w.Bytes(unix.NFTA_SET_ELEM_USERDATA, wire.Comment(commentOfElement, e.Comment))
 	}
-	w.close(at)
+	w.Close(at)
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
 // Fake is an nf_tables in memory. It holds what it is given, refuses what the kernel
@@ -260,7 +262,7 @@ func (t *fakeTransaction) step(o *Op) error {
 }
 
 // cut shortens a comment as messages do.
-func cut(s string) string { return commentOf(comment(commentOfTable, s), commentOfTable) }
+func cut(s string) string { return wire.CommentOf(wire.Comment(commentOfTable, s), commentOfTable) }
 
 func (t *fakeTransaction) addChain(table *fakeTable, c *Chain) error {
 	have := table.chains[c.Name]
@@ -317,14 +319,14 @@ func (t *fakeTransaction) flushChain(table *fakeTable, c *fakeChain) {
 func (t *fakeTransaction) refer(table *fakeTable, r *Rule, by int) error {
 	for _, e := range r.exprs {
 		set := ""
-		switch e.name {
+		switch e.Name {
 		case "lookup":
-			set = e.str(unix.NFTA_LOOKUP_SET)
+			set = e.Str(unix.NFTA_LOOKUP_SET)
 		case "dynset":
-			set = e.str(unix.NFTA_DYNSET_SET_NAME)
+			set = e.Str(unix.NFTA_DYNSET_SET_NAME)
 		case "immediate":
-			v, _ := e.find(unix.NFTA_IMMEDIATE_DATA)
-			if err := t.lead(table, v.v, by); err != nil {
+			v, _ := e.Find(unix.NFTA_IMMEDIATE_DATA)
+			if err := t.lead(table, v.Verdict, by); err != nil {
 				return err
 			}
 		}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
 const (
@@ -134,15 +136,15 @@ func outcome(c *netlink.Conn, first, last uint32) (uint32, error) {
 }
 
 // dump carries out a listing; reset is called before each attempt.
-func (k *Kernel) dump(ctx context.Context, kind uint16, f Family, fill func(*message), reset func(), each func([]byte)) error {
+func (k *Kernel) dump(ctx context.Context, kind uint16, f Family, fill func(*wire.Message), reset func(), each func([]byte)) error {
 	c, err := k.dial()
 	if err != nil {
 		return err
 	}
 	req := request(kind, netlink.Dump, f)
-	w := &message{buf: req.Data}
+	w := &wire.Message{Buf: req.Data}
 	fill(w)
-	req.Data = w.buf
+	req.Data = w.Buf
 	for try := 0; ; try++ {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -194,9 +196,9 @@ func (k *Kernel) tableComment(ctx context.Context, t Table) (string, error) {
 		return "", err
 	}
 	req := request(unix.NFT_MSG_GETTABLE, 0, t.Family)
-	w := &message{buf: req.Data}
-	w.text(unix.NFTA_TABLE_NAME, t.Name)
-	req.Data = w.buf
+	w := &wire.Message{Buf: req.Data}
+	w.Text(unix.NFTA_TABLE_NAME, t.Name)
+	req.Data = w.Buf
 	sent, err := c.Send(req)
 	if err != nil {
 		return "", fmt.Errorf("ask for table %s: %w", t, err)
@@ -217,9 +219,9 @@ func (k *Kernel) tableComment(ctx context.Context, t Table) (string, error) {
 				continue
 			}
 			remark := ""
-			eachAttr(body(m.Data), func(typ uint16, d []byte) {
+			wire.EachAttr(body(m.Data), func(typ uint16, d []byte) {
 				if typ == tableUserdata {
-					remark = commentOf(d, commentOfTable)
+					remark = wire.CommentOf(d, commentOfTable)
 				}
 			})
 			return remark, nil
@@ -235,7 +237,7 @@ func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
 	}
 	c := &Contents{Table: t, Comment: remark}
 	fail := func(what string, err error) error { return fmt.Errorf("list %s of table %s: %w", what, t, err) }
-	err = k.dump(ctx, unix.NFT_MSG_GETCHAIN, t.Family, func(*message) {},
+	err = k.dump(ctx, unix.NFT_MSG_GETCHAIN, t.Family, func(*wire.Message) {},
 		func() { c.Chains = map[string]*ChainContents{} },
 		func(b []byte) {
 			if table, ch := parseChain(b); table == t.Name {
@@ -246,7 +248,7 @@ func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
 		return nil, fail("chains", err)
 	}
 	err = k.dump(ctx, unix.NFT_MSG_GETRULE, t.Family,
-		func(w *message) { w.text(unix.NFTA_RULE_TABLE, t.Name) },
+		func(w *wire.Message) { w.Text(unix.NFTA_RULE_TABLE, t.Name) },
 		func() {
 			for _, ch := range c.Chains {
 				ch.Rules = nil
@@ -262,7 +264,7 @@ func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
 		return nil, fail("rules", err)
 	}
 	err = k.dump(ctx, unix.NFT_MSG_GETSET, t.Family,
-		func(w *message) { w.text(unix.NFTA_SET_TABLE, t.Name) },
+		func(w *wire.Message) { w.Text(unix.NFTA_SET_TABLE, t.Name) },
 		func() { c.Sets = map[string]*Set{} },
 		func(b []byte) {
 			s := parseSet(b)
@@ -286,9 +288,9 @@ func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
 func (k *Kernel) elements(ctx context.Context, t Table, s *Set) ([]Element, error) {
 	var out []Element
 	err := k.dump(ctx, unix.NFT_MSG_GETSETELEM, t.Family,
-		func(w *message) {
-			w.text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-			w.text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+		func(w *wire.Message) {
+			w.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+			w.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
 		},
 		func() { out = nil },
 		func(b []byte) { eachElement(b, func(e Element) { out = append(out, e) }) })
@@ -379,10 +381,10 @@ const mostEvents = 8
 // committer says who made a commit.
 func committer(b []byte) string {
 	name, pid := "", uint32(0)
-	eachAttr(b, func(typ uint16, d []byte) {
+	wire.EachAttr(b, func(typ uint16, d []byte) {
 		switch typ {
 		case unix.NFTA_GEN_PROC_NAME:
-			name = cString(d)
+			name = wire.CString(d)
 		case unix.NFTA_GEN_PROC_PID:
 			pid = u32(d)
 		}
@@ -397,17 +399,17 @@ func committer(b []byte) string {
 func parseEvent(kind int, b []byte) Event {
 	e := Event{Table: Table{Family: Family(b[0])}}
 	name := ""
-	eachAttr(body(b), func(typ uint16, d []byte) {
+	wire.EachAttr(body(b), func(typ uint16, d []byte) {
 		switch typ {
 		case 1: // the table of all kinds of objects
-			e.Table.Name = cString(d)
+			e.Table.Name = wire.CString(d)
 		case unix.NFTA_SET_NAME: // also NFTA_RULE_CHAIN and NFTA_SET_ELEM_LIST_SET
 			if kind != unix.NFT_MSG_NEWTABLE && kind != unix.NFT_MSG_DELTABLE && kind != unix.NFT_MSG_NEWCHAIN && kind != unix.NFT_MSG_DELCHAIN {
-				name = cString(d)
+				name = wire.CString(d)
 			}
 		case unix.NFTA_CHAIN_NAME:
 			if kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN {
-				name = cString(d)
+				name = wire.CString(d)
 			}
 		}
 	})

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
 // Family is the address family of a table.
@@ -91,6 +93,10 @@ type Set struct {
 // isMap reports whether elements carry something.
 func (s *Set) isMap() bool { return s.Verdicts || len(s.Data) > 0 }
 
+// KeyLen is the length of its keys in bytes, DataLen that of its data.
+func (s *Set) KeyLen() int  { return tupleLen(s.Key) }
+func (s *Set) DataLen() int { return tupleLen(s.Data) }
+
 // Element is an element of a set or map.
 type Element struct {
 	Key     Tuple
@@ -104,30 +110,20 @@ type Element struct {
 }
 
 // Verdict is what a verdict map's element says. The zero Verdict is none.
-type Verdict struct {
-	Code  VerdictCode
-	Chain string // of Goto and Jump
-}
+type Verdict = wire.Verdict
 
-// VerdictCode is a kind of Verdict.
-type VerdictCode uint8
-
+// Codes of a Verdict.
 const (
-	NoVerdict VerdictCode = iota
-	Accept
-	Drop
-	Return
-	Goto
-	Jump
+	NoVerdict = wire.NoVerdict
+	Accept    = wire.Accept
+	Drop      = wire.Drop
+	Return    = wire.Return
+	Goto      = wire.Goto
+	Jump      = wire.Jump
 )
 
-func (v Verdict) String() string {
-	s := [...]string{"none", "accept", "drop", "return", "goto", "jump"}[v.Code]
-	if v.Chain != "" {
-		s += " " + v.Chain
-	}
-	return s
-}
+// VerdictCode is a kind of Verdict.
+type VerdictCode = wire.VerdictCode
 
 // Kind is what an Op does.
 type Kind uint8

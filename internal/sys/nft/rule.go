@@ -6,12 +6,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
 // Rule is a rule. The zero Rule does nothing.
 type Rule struct {
 	Comment string
-	exprs   []expr
+	exprs   []wire.Expr
 	text    string
 }
 
@@ -20,15 +22,18 @@ type Rule struct {
 func NewRule(f Family, statements ...Statement) *Rule {
 	c := &compiler{family: f}
 	for _, s := range statements {
-		c.reg = firstReg
+		c.reg = wire.FirstReg
 		s.compile(c)
 	}
 	return newRule(f, c.out)
 }
 
-func newRule(f Family, exprs []expr) *Rule {
+func newRule(f Family, exprs []wire.Expr) *Rule {
 	return &Rule{exprs: exprs, text: ruleText(f, exprs)}
 }
+
+// Exprs are the kernel's expressions of the rule.
+func (r *Rule) Exprs() []wire.Expr { return r.exprs }
 
 // String is the rule in nft's language.
 func (r *Rule) String() string {
@@ -126,20 +131,16 @@ type (
 	}
 )
 
-const (
-	// firstReg is the first of the kernel's registers of four bytes each.
-	firstReg   = unix.NFT_REG32_00
-	verdictReg = unix.NFT_REG_VERDICT
-)
-
 // compiler turns statements into the kernel's expressions.
 type compiler struct {
 	family Family
-	out    []expr
+	out    []wire.Expr
 	reg    uint32 // next free
 }
 
-func (c *compiler) emit(name string, attrs ...attr) { c.out = append(c.out, expr{name, attrs}) }
+func (c *compiler) emit(name string, attrs ...wire.Attr) {
+	c.out = append(c.out, wire.Expr{Name: name, Attrs: attrs})
+}
 
 // load reads a field into the next registers.
 func (c *compiler) load(f Field) {
@@ -147,14 +148,16 @@ func (c *compiler) load(f Field) {
 	addr := uint32(AddrType(c.family).spec().size)
 	words := uint32(1)
 	payload := func(base, offset, length uint32) {
-		c.emit("payload", number(unix.NFTA_PAYLOAD_DREG, reg), number(unix.NFTA_PAYLOAD_BASE, base),
-			number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, length))
+		c.emit("payload", wire.U32(unix.NFTA_PAYLOAD_DREG, reg), wire.U32(unix.NFTA_PAYLOAD_BASE, base),
+			wire.U32(unix.NFTA_PAYLOAD_OFFSET, offset), wire.U32(unix.NFTA_PAYLOAD_LEN, length))
 	}
-	meta := func(key uint32) { c.emit("meta", number(unix.NFTA_META_DREG, reg), number(unix.NFTA_META_KEY, key)) }
-	ct := func(key uint32, more ...attr) {
-		c.emit("ct", append([]attr{number(unix.NFTA_CT_DREG, reg), number(unix.NFTA_CT_KEY, key)}, more...)...)
+	meta := func(key uint32) {
+		c.emit("meta", wire.U32(unix.NFTA_META_DREG, reg), wire.U32(unix.NFTA_META_KEY, key))
 	}
-	original := octet(unix.NFTA_CT_DIRECTION, 0)
+	ct := func(key uint32, more ...wire.Attr) {
+		c.emit("ct", append([]wire.Attr{wire.U32(unix.NFTA_CT_DREG, reg), wire.U32(unix.NFTA_CT_KEY, key)}, more...)...)
+	}
+	original := wire.U8(unix.NFTA_CT_DIRECTION, 0)
 	switch f {
 	case SrcAddr:
 		payload(unix.NFT_PAYLOAD_NETWORK_HEADER, addressOffset(c.family), addr)
@@ -181,8 +184,8 @@ func (c *compiler) load(f Field) {
 	case OrigDstPort:
 		ct(unix.NFT_CT_PROTO_DST, original)
 	case SrcType:
-		c.emit("fib", number(unix.NFTA_FIB_DREG, reg), number(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE),
-			number(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR))
+		c.emit("fib", wire.U32(unix.NFTA_FIB_DREG, reg), wire.U32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE),
+			wire.U32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR))
 	}
 	c.reg += words
 }
@@ -219,13 +222,13 @@ func (c *compiler) loadAll(fields []Field) uint32 {
 }
 
 func (c *compiler) compare(reg, op uint32, data []byte) {
-	c.emit("cmp", number(unix.NFTA_CMP_SREG, reg), number(unix.NFTA_CMP_OP, op), value(unix.NFTA_CMP_DATA, data))
+	c.emit("cmp", wire.U32(unix.NFTA_CMP_SREG, reg), wire.U32(unix.NFTA_CMP_OP, op), wire.Value(unix.NFTA_CMP_DATA, data))
 }
 
 // mask does reg = reg & and ^ xor.
 func (c *compiler) mask(reg, and, xor uint32) {
-	c.emit("bitwise", number(unix.NFTA_BITWISE_SREG, reg), number(unix.NFTA_BITWISE_DREG, reg),
-		number(unix.NFTA_BITWISE_LEN, 4), value(unix.NFTA_BITWISE_MASK, native(and)), value(unix.NFTA_BITWISE_XOR, native(xor)))
+	c.emit("bitwise", wire.U32(unix.NFTA_BITWISE_SREG, reg), wire.U32(unix.NFTA_BITWISE_DREG, reg),
+		wire.U32(unix.NFTA_BITWISE_LEN, 4), wire.Value(unix.NFTA_BITWISE_MASK, native(and)), wire.Value(unix.NFTA_BITWISE_XOR, native(xor)))
 }
 
 func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
@@ -264,19 +267,16 @@ func (s Has) compile(c *compiler) {
 }
 
 func (s In) compile(c *compiler) {
-	attrs := []attr{text(unix.NFTA_LOOKUP_SET, s.Set), number(unix.NFTA_LOOKUP_SREG, c.loadAll(s.Fields))}
+	attrs := []wire.Attr{wire.Str(unix.NFTA_LOOKUP_SET, s.Set), wire.U32(unix.NFTA_LOOKUP_SREG, c.loadAll(s.Fields))}
 	if s.Not {
-		attrs = append(attrs, number(unix.NFTA_LOOKUP_FLAGS, lookupInverted))
+		attrs = append(attrs, wire.U32(unix.NFTA_LOOKUP_FLAGS, wire.LookupInverted))
 	}
 	c.emit("lookup", attrs...)
 }
 
-// lookupInverted is NFT_LOOKUP_F_INV.
-const lookupInverted = 1
-
 func (s Dispatch) compile(c *compiler) {
 	reg := c.loadAll(s.Fields)
-	c.emit("lookup", text(unix.NFTA_LOOKUP_SET, s.Map), number(unix.NFTA_LOOKUP_SREG, reg), number(unix.NFTA_LOOKUP_DREG, verdictReg))
+	c.emit("lookup", wire.Str(unix.NFTA_LOOKUP_SET, s.Map), wire.U32(unix.NFTA_LOOKUP_SREG, reg), wire.U32(unix.NFTA_LOOKUP_DREG, wire.VerdictReg))
 }
 
 func (s SetMark) compile(c *compiler)   { c.changeMark(^uint32(s), uint32(s)) }
@@ -286,35 +286,35 @@ func (c *compiler) changeMark(and, xor uint32) {
 	reg := c.reg
 	c.load(Mark)
 	c.mask(reg, and, xor)
-	c.emit("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_SREG, reg))
+	c.emit("meta", wire.U32(unix.NFTA_META_KEY, unix.NFT_META_MARK), wire.U32(unix.NFTA_META_SREG, reg))
 }
 
 func (s DNAT) compile(c *compiler) {
 	reg := c.loadAll(s.Fields)
 	if s.Slots > 0 {
-		attrs := []attr{number(unix.NFTA_NG_DREG, c.reg), number(unix.NFTA_NG_MODULUS, s.Slots), number(unix.NFTA_NG_TYPE, unix.NFT_NG_RANDOM)}
+		attrs := []wire.Attr{wire.U32(unix.NFTA_NG_DREG, c.reg), wire.U32(unix.NFTA_NG_MODULUS, s.Slots), wire.U32(unix.NFTA_NG_TYPE, unix.NFT_NG_RANDOM)}
 		if s.First > 0 {
-			attrs = append(attrs, number(unix.NFTA_NG_OFFSET, s.First))
+			attrs = append(attrs, wire.U32(unix.NFTA_NG_OFFSET, s.First))
 		}
 		c.emit("numgen", attrs...)
 	}
-	c.emit("lookup", text(unix.NFTA_LOOKUP_SET, s.Map), number(unix.NFTA_LOOKUP_SREG, reg), number(unix.NFTA_LOOKUP_DREG, firstReg))
+	c.emit("lookup", wire.Str(unix.NFTA_LOOKUP_SET, s.Map), wire.U32(unix.NFTA_LOOKUP_SREG, reg), wire.U32(unix.NFTA_LOOKUP_DREG, wire.FirstReg))
 	words := uint32(AddrType(c.family).spec().size / 4)
-	c.emit("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), number(unix.NFTA_NAT_FAMILY, uint32(c.family)),
-		number(unix.NFTA_NAT_REG_ADDR_MIN, firstReg), number(unix.NFTA_NAT_REG_PROTO_MIN, firstReg+words))
+	c.emit("nat", wire.U32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), wire.U32(unix.NFTA_NAT_FAMILY, uint32(c.family)),
+		wire.U32(unix.NFTA_NAT_REG_ADDR_MIN, wire.FirstReg), wire.U32(unix.NFTA_NAT_REG_PROTO_MIN, wire.FirstReg+words))
 }
 
 // randomFully is NF_NAT_RANGE_PROTO_RANDOM_FULLY.
 const randomFully = 1 << 4
 
-func (Masquerade) compile(c *compiler) { c.emit("masq", number(unix.NFTA_MASQ_FLAGS, randomFully)) }
+func (Masquerade) compile(c *compiler) { c.emit("masq", wire.U32(unix.NFTA_MASQ_FLAGS, randomFully)) }
 
 func (s Reject) compile(c *compiler) {
 	if s.Reset {
-		c.emit("reject", number(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_TCP_RST))
+		c.emit("reject", wire.U32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_TCP_RST))
 		return
 	}
-	c.emit("reject", number(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_ICMP_UNREACH), octet(unix.NFTA_REJECT_ICMP_CODE, portUnreachable(c.family)))
+	c.emit("reject", wire.U32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_ICMP_UNREACH), wire.U8(unix.NFTA_REJECT_ICMP_CODE, portUnreachable(c.family)))
 }
 
 // portUnreachable is the ICMP code for it.
@@ -326,13 +326,13 @@ func portUnreachable(f Family) uint8 {
 }
 
 func (s Do) compile(c *compiler) {
-	c.emit("immediate", number(unix.NFTA_IMMEDIATE_DREG, verdictReg), verdict(unix.NFTA_IMMEDIATE_DATA, Verdict(s)))
+	c.emit("immediate", wire.U32(unix.NFTA_IMMEDIATE_DREG, wire.VerdictReg), wire.VerdictAttr(unix.NFTA_IMMEDIATE_DATA, Verdict(s)))
 }
 
 func (s Remember) compile(c *compiler) {
 	key := c.loadAll(s.Key)
 	data := c.loadAll(s.Data)
-	c.emit("dynset", text(unix.NFTA_DYNSET_SET_NAME, s.Map), number(unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE),
-		number(unix.NFTA_DYNSET_SREG_KEY, key), number(unix.NFTA_DYNSET_SREG_DATA, data),
-		long(unix.NFTA_DYNSET_TIMEOUT, uint64(s.Timeout.Milliseconds())))
+	c.emit("dynset", wire.Str(unix.NFTA_DYNSET_SET_NAME, s.Map), wire.U32(unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE),
+		wire.U32(unix.NFTA_DYNSET_SREG_KEY, key), wire.U32(unix.NFTA_DYNSET_SREG_DATA, data),
+		wire.U64(unix.NFTA_DYNSET_TIMEOUT, uint64(s.Timeout.Milliseconds())))
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
 // reader turns expressions back into nft's language. Whoever reads the kernel's
@@ -25,7 +27,7 @@ type loaded struct {
 	text string
 }
 
-func ruleText(f Family, exprs []expr) string {
+func ruleText(f Family, exprs []wire.Expr) string {
 	r := &reader{family: f}
 	for _, e := range exprs {
 		r.read(e)
@@ -54,63 +56,73 @@ const noReg = 1 << 10 // behind all registers
 
 func (r *reader) say(format string, args ...any) { r.out = append(r.out, fmt.Sprintf(format, args...)) }
 
-func (r *reader) read(e expr) {
-	switch e.name {
+func (r *reader) read(e wire.Expr) {
+	switch e.Name {
 	case "payload":
-		r.keep(e.num(unix.NFTA_PAYLOAD_DREG), r.payload(e))
+		r.keep(e.Num(unix.NFTA_PAYLOAD_DREG), r.payload(e))
 	case "meta":
-		key := metaName(e.num(unix.NFTA_META_KEY))
-		if _, ok := e.find(unix.NFTA_META_SREG); ok {
-			r.say("%s set %s", key, r.fields(e.num(unix.NFTA_META_SREG), noReg))
+		key := metaName(e.Num(unix.NFTA_META_KEY))
+		if _, ok := e.Find(unix.NFTA_META_SREG); ok {
+			r.say("%s set %s", key, r.fields(e.Num(unix.NFTA_META_SREG), noReg))
 			return
 		}
-		r.keep(e.num(unix.NFTA_META_DREG), key)
+		r.keep(e.Num(unix.NFTA_META_DREG), key)
 	case "ct":
-		r.keep(e.num(unix.NFTA_CT_DREG), ctName(e))
+		r.keep(e.Num(unix.NFTA_CT_DREG), ctName(e))
 	case "fib":
-		r.keep(e.num(unix.NFTA_FIB_DREG), fibName(e))
+		r.keep(e.Num(unix.NFTA_FIB_DREG), fibName(e))
 	case "numgen":
-		s := fmt.Sprintf("numgen random mod %d", e.num(unix.NFTA_NG_MODULUS))
-		if first := e.num(unix.NFTA_NG_OFFSET); first != 0 {
+		s := fmt.Sprintf("numgen random mod %d", e.Num(unix.NFTA_NG_MODULUS))
+		if first := e.Num(unix.NFTA_NG_OFFSET); first != 0 {
 			s += fmt.Sprintf(" offset %d", first)
 		}
-		r.keep(e.num(unix.NFTA_NG_DREG), s)
+		r.keep(e.Num(unix.NFTA_NG_DREG), s)
 	case "bitwise":
-		reg := e.num(unix.NFTA_BITWISE_SREG)
-		s := fmt.Sprintf("%s & 0x%08x", r.fields(reg, noReg), word(e.str(unix.NFTA_BITWISE_MASK)))
-		if xor := word(e.str(unix.NFTA_BITWISE_XOR)); xor != 0 {
+		reg := e.Num(unix.NFTA_BITWISE_SREG)
+		s := fmt.Sprintf("%s & 0x%08x", r.fields(reg, noReg), word(e.Str(unix.NFTA_BITWISE_MASK)))
+		if xor := word(e.Str(unix.NFTA_BITWISE_XOR)); xor != 0 {
 			s += fmt.Sprintf(" ^ 0x%08x", xor)
 		}
-		r.keep(e.num(unix.NFTA_BITWISE_DREG), s)
+		r.keep(e.Num(unix.NFTA_BITWISE_DREG), s)
 	case "cmp":
 		r.compare(e)
 	case "lookup":
 		r.lookup(e)
 	case "nat":
-		family := Family(e.num(unix.NFTA_NAT_FAMILY))
-		r.say("dnat %s addr . port to %s", family, r.fields(e.num(unix.NFTA_NAT_REG_ADDR_MIN), noReg))
+		family := Family(e.Num(unix.NFTA_NAT_FAMILY))
+		r.say("dnat %s addr . port to %s", family, r.fields(e.Num(unix.NFTA_NAT_REG_ADDR_MIN), noReg))
 	case "masq":
-		r.say("masquerade flags %d", e.num(unix.NFTA_MASQ_FLAGS))
+		r.say("masquerade flags %d", e.Num(unix.NFTA_MASQ_FLAGS))
 	case "reject":
-		if e.num(unix.NFTA_REJECT_TYPE) == unix.NFT_REJECT_TCP_RST {
+		if e.Num(unix.NFTA_REJECT_TYPE) == unix.NFT_REJECT_TCP_RST {
 			r.say("reject with tcp reset")
 			return
 		}
-		r.say("reject with icmp type %d", e.num(unix.NFTA_REJECT_ICMP_CODE))
+		r.say("reject with icmp type %d", e.Num(unix.NFTA_REJECT_ICMP_CODE))
 	case "immediate":
-		v, _ := e.find(unix.NFTA_IMMEDIATE_DATA)
-		r.say("%s", v.v)
+		v, _ := e.Find(unix.NFTA_IMMEDIATE_DATA)
+		r.say("%s", v.Verdict)
 	case "dynset":
-		data := e.num(unix.NFTA_DYNSET_SREG_DATA)
-		r.say("update @%s { %s timeout %s : %s }", e.str(unix.NFTA_DYNSET_SET_NAME), r.fields(e.num(unix.NFTA_DYNSET_SREG_KEY), data),
-			time.Duration(e.num(unix.NFTA_DYNSET_TIMEOUT))*time.Millisecond, r.fields(data, noReg))
+		data := e.Num(unix.NFTA_DYNSET_SREG_DATA)
+		r.say("update @%s { %s timeout %s : %s }", e.Str(unix.NFTA_DYNSET_SET_NAME), r.fields(e.Num(unix.NFTA_DYNSET_SREG_KEY), data),
+			time.Duration(e.Num(unix.NFTA_DYNSET_TIMEOUT))*time.Millisecond, r.fields(data, noReg))
 	default:
-		r.say("[%s %v]", e.name, e.attrs)
+		r.say("[%s %v]", e.Name, e.Attrs)
 	}
 }
 
-func (r *reader) payload(e expr) string {
-	base, offset, length := e.num(unix.NFTA_PAYLOAD_BASE), uint32(e.num(unix.NFTA_PAYLOAD_OFFSET)), uint32(e.num(unix.NFTA_PAYLOAD_LEN))
+// FieldName says in nft's language what an expression reads of a packet; "" if nothing.
+func FieldName(f Family, e wire.Expr) string {
+	r := &reader{family: f}
+	r.read(e)
+	if len(r.loaded) == 0 {
+		return ""
+	}
+	return r.loaded[0].text
+}
+
+func (r *reader) payload(e wire.Expr) string {
+	base, offset, length := e.Num(unix.NFTA_PAYLOAD_BASE), uint32(e.Num(unix.NFTA_PAYLOAD_OFFSET)), uint32(e.Num(unix.NFTA_PAYLOAD_LEN))
 	addr := uint32(AddrType(r.family).spec().size)
 	switch {
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && length == addr && offset == addressOffset(r.family):
@@ -135,36 +147,36 @@ func metaName(key uint64) string {
 	return fmt.Sprintf("meta %d", key)
 }
 
-func ctName(e expr) string {
+func ctName(e wire.Expr) string {
 	names := map[uint64]string{
 		unix.NFT_CT_STATE: "state", unix.NFT_CT_STATUS: "status", unix.NFT_CT_PROTO_DST: "proto-dst", ctDstIP: "ip daddr", ctDstIP6: "ip6 daddr",
 	}
-	name, ok := names[e.num(unix.NFTA_CT_KEY)]
+	name, ok := names[e.Num(unix.NFTA_CT_KEY)]
 	if !ok {
-		name = fmt.Sprint(e.num(unix.NFTA_CT_KEY))
+		name = fmt.Sprint(e.Num(unix.NFTA_CT_KEY))
 	}
-	dir, ok := e.find(unix.NFTA_CT_DIRECTION)
+	dir, ok := e.Find(unix.NFTA_CT_DIRECTION)
 	switch {
 	case !ok:
 		return "ct " + name
-	case dir.n == 0:
+	case dir.N == 0:
 		return "ct original " + name
 	}
 	return "ct reply " + name
 }
 
-func fibName(e expr) string {
-	if e.num(unix.NFTA_FIB_RESULT) == unix.NFT_FIB_RESULT_ADDRTYPE && e.num(unix.NFTA_FIB_FLAGS) == unix.NFTA_FIB_F_SADDR {
+func fibName(e wire.Expr) string {
+	if e.Num(unix.NFTA_FIB_RESULT) == unix.NFT_FIB_RESULT_ADDRTYPE && e.Num(unix.NFTA_FIB_FLAGS) == unix.NFTA_FIB_F_SADDR {
 		return "fib saddr type"
 	}
-	return fmt.Sprintf("fib %d %d", e.num(unix.NFTA_FIB_FLAGS), e.num(unix.NFTA_FIB_RESULT))
+	return fmt.Sprintf("fib %d %d", e.Num(unix.NFTA_FIB_FLAGS), e.Num(unix.NFTA_FIB_RESULT))
 }
 
 // compare reads a comparison with what was loaded.
-func (r *reader) compare(e expr) {
-	left := r.fields(e.num(unix.NFTA_CMP_SREG), noReg)
-	data := e.str(unix.NFTA_CMP_DATA)
-	op := [...]string{"==", "!=", "<", "<=", ">", ">="}[min(e.num(unix.NFTA_CMP_OP), 5)]
+func (r *reader) compare(e wire.Expr) {
+	left := r.fields(e.Num(unix.NFTA_CMP_SREG), noReg)
+	data := e.Str(unix.NFTA_CMP_DATA)
+	op := [...]string{"==", "!=", "<", "<=", ">", ">="}[min(e.Num(unix.NFTA_CMP_OP), 5)]
 	if op == "==" {
 		op = ""
 	} else {
@@ -173,7 +185,7 @@ func (r *reader) compare(e expr) {
 	right := fmt.Sprintf("0x%x", data)
 	switch {
 	case left == "iifname":
-		right = fmt.Sprintf("%q", cString([]byte(data)))
+		right = fmt.Sprintf("%q", wire.CString([]byte(data)))
 		if len(data) < unix.IFNAMSIZ {
 			right = fmt.Sprintf("%q", data+"*")
 		}
@@ -187,16 +199,16 @@ func (r *reader) compare(e expr) {
 	r.say("%s %s%s", left, op, right)
 }
 
-func (r *reader) lookup(e expr) {
-	set := e.str(unix.NFTA_LOOKUP_SET)
-	fields := r.fields(e.num(unix.NFTA_LOOKUP_SREG), noReg)
-	dreg, isMap := e.find(unix.NFTA_LOOKUP_DREG)
+func (r *reader) lookup(e wire.Expr) {
+	set := e.Str(unix.NFTA_LOOKUP_SET)
+	fields := r.fields(e.Num(unix.NFTA_LOOKUP_SREG), noReg)
+	dreg, isMap := e.Find(unix.NFTA_LOOKUP_DREG)
 	switch {
-	case isMap && dreg.n == verdictReg:
+	case isMap && dreg.N == wire.VerdictReg:
 		r.say("%s vmap @%s", fields, set)
 	case isMap:
-		r.keep(dreg.n, fields+" map @"+set)
-	case e.num(unix.NFTA_LOOKUP_FLAGS) == lookupInverted:
+		r.keep(dreg.N, fields+" map @"+set)
+	case e.Num(unix.NFTA_LOOKUP_FLAGS) == wire.LookupInverted:
 		r.say("%s != @%s", fields, set)
 	default:
 		r.say("%s @%s", fields, set)

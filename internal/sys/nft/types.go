@@ -37,6 +37,9 @@ func (t Type) spec() typeSpec {
 
 func (t Type) String() string { return t.spec().name }
 
+// Size is the number of bytes of a value.
+func (t Type) Size() int { return t.spec().size }
+
 // register is the size of a field within a tuple of several: padded to the
 // kernel's registers.
 func (t Type) register() int { return (t.spec().size + 3) &^ 3 }

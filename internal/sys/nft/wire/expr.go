@@ -1,4 +1,4 @@
-package nft
+package wire
 
 import (
 	"bytes"
@@ -8,21 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// expr is one of the kernel's expressions, of which rules consist, in a form in
+// Expr is one of the kernel's expressions, of which rules consist, in a form in
 // which two that do the same are equal: attributes that only repeat a default are
 // left out and registers are numbered in one way.
-type expr struct {
-	name  string
-	attrs []attr
+type Expr struct {
+	Name  string
+	Attrs []Attr
 }
 
-// attr is an attribute of an expr.
-type attr struct {
-	typ   uint16
-	shape shape
-	n     uint64 // of shapes with a number
-	data  string // of shapes with bytes
-	v     Verdict
+// Attr is an attribute of an [Expr].
+type Attr struct {
+	Type    uint16
+	shape   shape
+	N       uint64 // of shapes with a number
+	Data    string // of shapes with bytes
+	Verdict Verdict
 }
 
 // shape is how an attribute is written.
@@ -37,23 +37,39 @@ const (
 	shapeVerdict              // a nested verdict
 )
 
-func number(typ uint16, n uint32) attr   { return attr{typ: typ, shape: shapeNumber, n: uint64(n)} }
-func octet(typ uint16, n uint8) attr     { return attr{typ: typ, shape: shapeOctet, n: uint64(n)} }
-func long(typ uint16, n uint64) attr     { return attr{typ: typ, shape: shapeLong, n: n} }
-func text(typ uint16, s string) attr     { return attr{typ: typ, shape: shapeText, data: s} }
-func value(typ uint16, b []byte) attr    { return attr{typ: typ, shape: shapeValue, data: string(b)} }
-func verdict(typ uint16, v Verdict) attr { return attr{typ: typ, shape: shapeVerdict, v: v} }
-func (e expr) find(typ uint16) (attr, bool) {
-	for _, a := range e.attrs {
-		if a.typ == typ {
+// U32 is an attribute of four bytes in network order.
+func U32(typ uint16, n uint32) Attr { return Attr{Type: typ, shape: shapeNumber, N: uint64(n)} }
+
+// U8 is an attribute of one byte.
+func U8(typ uint16, n uint8) Attr { return Attr{Type: typ, shape: shapeOctet, N: uint64(n)} }
+
+// U64 is an attribute of eight bytes in network order.
+func U64(typ uint16, n uint64) Attr { return Attr{Type: typ, shape: shapeLong, N: n} }
+
+// Str is an attribute of text.
+func Str(typ uint16, s string) Attr { return Attr{Type: typ, shape: shapeText, Data: s} }
+
+// Value is an attribute of data in a register's form.
+func Value(typ uint16, b []byte) Attr { return Attr{Type: typ, shape: shapeValue, Data: string(b)} }
+
+// VerdictAttr is an attribute of a verdict.
+func VerdictAttr(typ uint16, v Verdict) Attr { return Attr{Type: typ, shape: shapeVerdict, Verdict: v} }
+
+// Find returns the attribute of a type.
+func (e Expr) Find(typ uint16) (Attr, bool) {
+	for _, a := range e.Attrs {
+		if a.Type == typ {
 			return a, true
 		}
 	}
-	return attr{}, false
+	return Attr{}, false
 }
 
-func (e expr) num(typ uint16) uint64 { a, _ := e.find(typ); return a.n }
-func (e expr) str(typ uint16) string { a, _ := e.find(typ); return a.data }
+// Num returns the number in an attribute, 0 if there is none.
+func (e Expr) Num(typ uint16) uint64 { a, _ := e.Find(typ); return a.N }
+
+// Str returns the bytes in an attribute, none if there is none.
+func (e Expr) Str(typ uint16) string { a, _ := e.Find(typ); return a.Data }
 
 // shapes says how the attributes of each expression look.
 func shapes(name string) map[uint16]shape {
@@ -114,6 +130,14 @@ func numbers(types ...uint16) map[uint16]shape {
 // bitwiseOp is NFTA_BITWISE_OP, 0 for mask and xor.
 const bitwiseOp = 6
 
+const (
+	// FirstReg is the first of the kernel's registers of four bytes each.
+	FirstReg   = unix.NFT_REG32_00
+	VerdictReg = unix.NFT_REG_VERDICT
+	// LookupInverted is NFT_LOOKUP_F_INV.
+	LookupInverted = 1
+)
+
 // isRegister reports whether an attribute holds a register's number.
 func isRegister(name string, typ uint16) bool {
 	switch name {
@@ -138,49 +162,49 @@ func isRegister(name string, typ uint16) bool {
 }
 
 // isDefault reports whether an attribute says nothing: the kernel adds such ones.
-func (e expr) isDefault(a attr) bool {
+func (e Expr) isDefault(a Attr) bool {
 	switch {
-	case e.name == "lookup" && a.typ == unix.NFTA_LOOKUP_FLAGS,
-		e.name == "dynset" && a.typ == unix.NFTA_DYNSET_FLAGS,
-		e.name == "numgen" && a.typ == unix.NFTA_NG_OFFSET,
-		e.name == "bitwise" && a.typ == bitwiseOp:
-		return a.n == 0
-	case e.name == "nat" && a.typ == unix.NFTA_NAT_REG_ADDR_MAX:
-		return a.n == e.num(unix.NFTA_NAT_REG_ADDR_MIN)
-	case e.name == "nat" && a.typ == unix.NFTA_NAT_REG_PROTO_MAX:
-		return a.n == e.num(unix.NFTA_NAT_REG_PROTO_MIN)
-	case e.name == "nat" && a.typ == unix.NFTA_NAT_FLAGS:
+	case e.Name == "lookup" && a.Type == unix.NFTA_LOOKUP_FLAGS,
+		e.Name == "dynset" && a.Type == unix.NFTA_DYNSET_FLAGS,
+		e.Name == "numgen" && a.Type == unix.NFTA_NG_OFFSET,
+		e.Name == "bitwise" && a.Type == bitwiseOp:
+		return a.N == 0
+	case e.Name == "nat" && a.Type == unix.NFTA_NAT_REG_ADDR_MAX:
+		return a.N == e.Num(unix.NFTA_NAT_REG_ADDR_MIN)
+	case e.Name == "nat" && a.Type == unix.NFTA_NAT_REG_PROTO_MAX:
+		return a.N == e.Num(unix.NFTA_NAT_REG_PROTO_MIN)
+	case e.Name == "nat" && a.Type == unix.NFTA_NAT_FLAGS:
 		const mapIPs, protoSpecified = 1, 2 // follow from the registers
-		return a.n&^(mapIPs|protoSpecified) == 0
+		return a.N&^(mapIPs|protoSpecified) == 0
 	}
 	return false
 }
 
 // put appends an attribute to a message.
-func (a attr) put(w *message) {
+func (a Attr) put(w *Message) {
 	switch a.shape {
 	case shapeNumber:
-		w.number(a.typ, uint32(a.n))
+		w.Number(a.Type, uint32(a.N))
 	case shapeOctet:
-		w.bytes(a.typ, []byte{byte(a.n)})
+		w.Bytes(a.Type, []byte{byte(a.N)})
 	case shapeLong:
-		w.bytes(a.typ, binary.BigEndian.AppendUint64(nil, a.n))
+		w.Bytes(a.Type, binary.BigEndian.AppendUint64(nil, a.N))
 	case shapeText:
-		w.text(a.typ, a.data)
+		w.Text(a.Type, a.Data)
 	case shapeValue:
-		w.nest(a.typ, func() { w.bytes(unix.NFTA_DATA_VALUE, []byte(a.data)) })
+		w.Nest(a.Type, func() { w.Bytes(unix.NFTA_DATA_VALUE, []byte(a.Data)) })
 	case shapeVerdict:
-		w.nest(a.typ, func() { w.verdict(a.v) })
+		w.Nest(a.Type, func() { w.Verdict(a.Verdict) })
 	}
 }
 
-// putExprs appends a rule's expressions.
-func putExprs(w *message, exprs []expr) {
+// PutExprs appends a rule's expressions.
+func PutExprs(w *Message, exprs []Expr) {
 	for _, e := range exprs {
-		w.nest(unix.NFTA_LIST_ELEM, func() {
-			w.text(unix.NFTA_EXPR_NAME, e.name)
-			w.nest(unix.NFTA_EXPR_DATA, func() {
-				for _, a := range e.attrs {
+		w.Nest(unix.NFTA_LIST_ELEM, func() {
+			w.Text(unix.NFTA_EXPR_NAME, e.Name)
+			w.Nest(unix.NFTA_EXPR_DATA, func() {
+				for _, a := range e.Attrs {
 					a.put(w)
 				}
 			})
@@ -188,72 +212,72 @@ func putExprs(w *message, exprs []expr) {
 	}
 }
 
-// parseExprs reads a rule's expressions; unknown ones keep their raw bytes, so that
+// ParseExprs reads a rule's expressions; unknown ones keep their raw bytes, so that
 // they differ from all others.
-func parseExprs(b []byte) []expr {
-	var out []expr
-	eachAttr(b, func(_ uint16, elem []byte) {
-		var e expr
+func ParseExprs(b []byte) []Expr {
+	var out []Expr
+	EachAttr(b, func(_ uint16, elem []byte) {
+		var e Expr
 		var data []byte
-		eachAttr(elem, func(typ uint16, b []byte) {
+		EachAttr(elem, func(typ uint16, b []byte) {
 			switch typ {
 			case unix.NFTA_EXPR_NAME:
-				e.name = cString(b)
+				e.Name = CString(b)
 			case unix.NFTA_EXPR_DATA:
 				data = b
 			}
 		})
-		known := shapes(e.name)
-		eachAttr(data, func(typ uint16, b []byte) {
+		known := shapes(e.Name)
+		EachAttr(data, func(typ uint16, b []byte) {
 			sh, ok := known[typ]
 			if !ok {
 				sh = shapeValue
 			}
-			if a, ok := parseAttr(e.name, typ, sh, b); ok {
-				e.attrs = append(e.attrs, a)
+			if a, ok := parseAttr(e.Name, typ, sh, b); ok {
+				e.Attrs = append(e.Attrs, a)
 			}
 		})
-		kept := e.attrs[:0:0]
-		for _, a := range e.attrs {
+		kept := e.Attrs[:0:0]
+		for _, a := range e.Attrs {
 			if !e.isDefault(a) {
 				kept = append(kept, a)
 			}
 		}
-		e.attrs = kept
+		e.Attrs = kept
 		out = append(out, e)
 	})
 	return out
 }
 
-func parseAttr(name string, typ uint16, sh shape, b []byte) (attr, bool) {
-	a := attr{typ: typ, shape: sh}
+func parseAttr(name string, typ uint16, sh shape, b []byte) (Attr, bool) {
+	a := Attr{Type: typ, shape: sh}
 	switch {
 	case sh == shapeNumber && len(b) == 4:
-		a.n = uint64(binary.BigEndian.Uint32(b))
+		a.N = uint64(binary.BigEndian.Uint32(b))
 		if isRegister(name, typ) {
-			a.n = canonicalReg(a.n)
+			a.N = canonicalReg(a.N)
 		}
 	case sh == shapeOctet && len(b) >= 1:
-		a.n = uint64(b[0])
+		a.N = uint64(b[0])
 	case sh == shapeLong && len(b) == 8:
-		a.n = binary.BigEndian.Uint64(b)
+		a.N = binary.BigEndian.Uint64(b)
 	case sh == shapeText:
-		a.data = cString(b)
+		a.Data = CString(b)
 	case sh == shapeValue:
-		a.data = string(b)
-		eachAttr(b, func(typ uint16, v []byte) {
+		a.Data = string(b)
+		EachAttr(b, func(typ uint16, v []byte) {
 			if typ == unix.NFTA_DATA_VALUE {
-				a.data = string(v)
+				a.Data = string(v)
 			}
 		})
 	case sh == shapeVerdict:
-		eachAttr(b, func(typ uint16, v []byte) {
+		EachAttr(b, func(typ uint16, v []byte) {
 			if typ == unix.NFTA_DATA_VERDICT {
-				a.v = parseVerdict(v)
+				a.Verdict = ParseVerdict(v)
 			}
 		})
 	default:
-		return attr{}, false
+		return Attr{}, false
 	}
 	return a, true
 }
@@ -262,26 +286,26 @@ func parseAttr(name string, typ uint16, sh shape, b []byte) (attr, bool) {
 // begin one of sixteen bytes by that one.
 func canonicalReg(n uint64) uint64 {
 	if n >= unix.NFT_REG_1 && n <= unix.NFT_REG_4 {
-		return firstReg + (n-unix.NFT_REG_1)*4
+		return FirstReg + (n-unix.NFT_REG_1)*4
 	}
 	return n
 }
 
-func cString(b []byte) string {
+func CString(b []byte) string {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]
 	}
 	return string(b)
 }
 
-func (a attr) String() string {
+func (a Attr) String() string {
 	switch a.shape {
 	case shapeText:
-		return fmt.Sprintf("%d=%s", a.typ, a.data)
+		return fmt.Sprintf("%d=%s", a.Type, a.Data)
 	case shapeValue:
-		return fmt.Sprintf("%d=0x%x", a.typ, a.data)
+		return fmt.Sprintf("%d=0x%x", a.Type, a.Data)
 	case shapeVerdict:
-		return fmt.Sprintf("%d=%s", a.typ, a.v)
+		return fmt.Sprintf("%d=%s", a.Type, a.Verdict)
 	}
-	return fmt.Sprintf("%d=%d", a.typ, a.n)
+	return fmt.Sprintf("%d=%d", a.Type, a.N)
 }

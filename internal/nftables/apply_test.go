@@ -1,0 +1,412 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
+)
+
+// compareEvery is after how many steps the state is compared: that costs most.
+const compareEvery = 5
+
+// walkPlans goes from plan to plan by small steps, with restarts, lost writes and
+// others' interference, and compares with a fresh start now and then.
+func walkPlans(t *testing.T, tables nft.Tables, seed uint64, steps int, lose func(yes bool), fresh func() nft.Tables) {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	families := plan.Families[:]
+	b := newBackend(testEnv(families...), tables)
+	var last, applied *plan.Plan
+	for step := range steps {
+		last = randomPlan(rng, last, families...)
+		switch rng.IntN(9) {
+		case 0: // a restart
+			b, applied = newBackend(testEnv(families...), tables), nil
+		case 1:
+			b.Invalidate()
+		case 2: // somebody empties what matters most
+			table := b.families[rng.IntN(2)].table
+			if table.Name != "" {
+				meddle(t, tables, nft.Op{Kind: nft.FlushSet, Table: table, Name: setServices}, nft.Op{Kind: nft.FlushChain, Table: table, Name: chainServices})
+				b.Invalidate()
+			}
+		case 3:
+			if table := b.families[rng.IntN(2)].table; table.Name != "" {
+				meddle(t, tables, nft.Op{Kind: nft.DeleteTable, Table: table})
+				b.Invalidate()
+			}
+		case 4: // a write is lost, perhaps the second of several
+			lose(true)
+			_ = b.Apply(context.Background(), difference(applied, last))
+			lose(false)
+		}
+		mustApply(t, b, difference(applied, last))
+		applied = last
+		if step%compareEvery != 0 && step != steps-1 {
+			continue
+		}
+		other := fresh()
+		mustApply(t, newBackend(testEnv(families...), other), plan.Update{Plan: last})
+		for _, f := range families {
+			if have, want := state(t, tables, f), state(t, other, f); have != want {
+				t.Fatalf("step %d, %s: %s", step, f, firstDifference(have, want))
+			}
+		}
+	}
+}
+
+func meddle(t *testing.T, tables nft.Tables, ops ...nft.Op) {
+	t.Helper()
+	if err := tables.Commit(context.Background(), ops); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Whatever way a plan is reached, the table is that of a fresh start.
+func TestEndStateDoesNotDependOnThePath(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			fake := &nft.Fake{}
+			rng := rand.New(rand.NewPCG(seed, 2))
+			lose := func(yes bool) {
+				fake.Refuse = nil
+				if yes {
+					left := rng.IntN(3)
+					fake.Refuse = func([]nft.Op) error {
+						if left--; left < 0 {
+							return &nft.Error{Err: unix.ENOBUFS}
+						}
+						return nil
+					}
+				}
+			}
+			walkPlans(t, fake, seed, 150, lose, func() nft.Tables { return &nft.Fake{} })
+		})
+	}
+}
+
+// webPlan is a plan with one Service of three endpoints and affinity, if any.
+func webPlan(affinity time.Duration, endpoints ...int) *plan.Plan {
+	w := testWorld(plan.IPv4)
+	sp := &plan.ServicePort{
+		ID:       plan.ID{Namespace: "default", Name: "web", Port: "http", Protocol: plan.TCP, Family: plan.IPv4},
+		Affinity: affinity,
+		Frontends: []plan.Frontend{
+			{Kind: plan.ClusterIP, Addr: w.at("service", 20), Port: 80, Route: [3]plan.Route{{}, {SNAT: true}, {SNAT: true}}},
+			{Kind: plan.NodePort, Port: 31080, Route: [3]plan.Route{{SNAT: true}, {SNAT: true}, {SNAT: true}}},
+		},
+	}
+	for _, n := range endpoints {
+		sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Addr: netip.AddrPortFrom(w.at("pod", n), 8080), OnNode: true, Weight: 1})
+	}
+	if len(endpoints) == 0 {
+		for i := range sp.Frontends {
+			r := plan.Route{Verdict: plan.Reject}
+			sp.Frontends[i].Route = [3]plan.Route{r, r, r}
+		}
+	}
+	return &plan.Plan{Services: map[plan.ID]*plan.ServicePort{sp.ID: sp}, Node: &plan.Node{
+		Name: "alder", Addrs: w.node, NodePorts: map[plan.Family]plan.NodePorts{plan.IPv4: {Addrs: w.node[:1]}},
+		Local:        map[plan.Family]plan.LocalTraffic{plan.IPv4: {Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{w.pods}}},
+		ServiceCIDRs: []netip.Prefix{w.services},
+	}}
+}
+
+func TestRestartWritesNothing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	p := randomPlan(rng, nil, plan.Families[:]...)
+	for range 40 {
+		p = randomPlan(rng, p, plan.Families[:]...)
+	}
+	fake := &nft.Fake{}
+	mustApply(t, newBackend(testEnv(plan.Families[:]...), fake), plan.Update{Plan: p})
+	before := fake.Commits()
+	again := newBackend(testEnv(plan.Families[:]...), fake)
+	mustApply(t, again, plan.Update{Plan: p, Partial: true})
+	mustApply(t, again, plan.Update{Plan: p})
+	mustApply(t, again, plan.Update{Plan: p})
+	again.Invalidate()
+	mustApply(t, again, plan.Update{Plan: p})
+	if n := fake.Commits() - before; n != 0 {
+		t.Errorf("a restart with the state intact writes %d times", n)
+	}
+}
+
+// An endpoint that is replaced costs its own elements, whatever else is there.
+func TestReplacedEndpointWritesItsElements(t *testing.T) {
+	fake := &nft.Fake{}
+	b := newBackend(testEnv(plan.IPv4), fake)
+	p := webPlan(0, 1, 2, 3)
+	mustApply(t, b, plan.Update{Plan: p})
+	var seen []nft.Op
+	fake.Refuse = func(ops []nft.Op) error { seen = append(seen, ops...); return nil }
+	q := webPlan(0, 1, 3, 4)
+	mustApply(t, b, difference(p, q))
+	n := 0
+	for _, o := range seen {
+		if o.Kind != nft.AddElements && o.Kind != nft.DeleteElements {
+			t.Errorf("it writes more than elements: %s", &o)
+		}
+		n += len(o.Elements)
+	}
+	// Two frontends' slots, the hairpin set, the endpoints' addresses; each out and in.
+	if n != 2*4 {
+		t.Errorf("it writes %d elements, want 8: %v", n, seen)
+	}
+}
+
+// The endpoint that takes over a removed one's slot is always reachable, and no slot
+// is empty: checked between all commits, each of which is one element here.
+func TestRemovalLeavesNoHole(t *testing.T) {
+	fake := &nft.Fake{}
+	b := newBackend(testEnv(plan.IPv4), fake)
+	p := webPlan(0, 1, 2, 3, 4)
+	mustApply(t, b, plan.Update{Plan: p})
+	vip := netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80)
+	reached := func() map[string]bool {
+		tables := walk.New(nft.IPv4, mustRead(t, fake, plan.IPv4))
+		out := map[string]bool{}
+		for i, n := uint32(0), uint32(1); i < n; i++ {
+			f := tables.Send(walk.Packet{Proto: 6, Src: netip.MustParseAddr("198.51.100.7"), Dst: vip, In: "eth0"}, func(mod uint32) uint32 { n = mod; return i })
+			out[f.Dst.String()] = true
+		}
+		return out
+	}
+	q := webPlan(0, 1, 3, 4)
+	p0 := pending{id: onlyID(q), sp: q.Services[onlyID(q)]}
+	f := b.families[0]
+	f.round++
+	f.prepare(&p0, f.settings, false)
+	for _, o := range p0.new.objects {
+		f.retain(o)
+	}
+	e := f.diff(p0.id, p0.old, p0.new)
+	f.emit(e)
+	ops := f.batch
+	for i := 0; i < len(ops); {
+		n := i + 1
+		for n < len(ops) && (ops[n-1].Kind == nft.DeleteElements && ops[n].Kind == nft.AddElements || ops[n].Kind == nft.AddRule) {
+			n++ // what replaces belongs together
+		}
+		if err := fake.Commit(context.Background(), ops[i:n]); err != nil {
+			t.Fatal(err)
+		}
+		i = n
+		for _, want := range []string{"10.61.1.1:8080", "10.61.1.3:8080", "10.61.1.4:8080"} {
+			if have := reached(); !have[want] || have[vip.String()] {
+				t.Errorf("after %s: reached are %v, want %s among them and no untranslated packet", &ops[n-1], have, want)
+			}
+		}
+	}
+	if have := reached(); have["10.61.1.2:8080"] {
+		t.Errorf("the removed endpoint still answers: %v", have)
+	}
+}
+
+func onlyID(p *plan.Plan) plan.ID {
+	for id := range p.Services {
+		return id
+	}
+	return plan.ID{}
+}
+
+// A client keeps its endpoint; when that goes it moves at once, and sticks again.
+func TestClientsOfRemovedEndpointsMove(t *testing.T) {
+	fake := &nft.Fake{}
+	b := newBackend(testEnv(plan.IPv4), fake)
+	p := webPlan(time.Hour, 1, 2, 3)
+	mustApply(t, b, plan.Update{Plan: p})
+	table := b.families[0].table
+	set := &nft.Set{Name: affinityName(onlyID(p), plan.Cluster)}
+	client := func(n, endpoint int) nft.Element {
+		w := testWorld(plan.IPv4)
+		return nft.Element{Key: nft.AddrTuple(w.at("client", n)), Data: endpointTuple(netip.AddrPortFrom(w.at("pod", endpoint), 8080))}
+	}
+	meddle(t, fake, nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: []nft.Element{client(1, 1), client(2, 2), client(3, 3), client(4, 2)}})
+	q := webPlan(time.Hour, 1, 3, 4)
+	together := false
+	fake.Refuse = func(ops []nft.Op) error {
+		slots := slices.ContainsFunc(ops, func(o nft.Op) bool { return o.Kind == nft.AddElements && o.Set.Name == setEndpoints })
+		forget := slices.ContainsFunc(ops, func(o nft.Op) bool { return o.Kind == nft.DeleteElements && o.Set.Name == set.Name })
+		together = together || slots && forget
+		return nil
+	}
+	mustApply(t, b, difference(p, q))
+	var left []string
+	err := fake.Elements(context.Background(), table, set, func(e nft.Element) {
+		a, _ := e.Key.Addr(nft.IPv4)
+		left = append(left, a.String())
+	})
+	slices.Sort(left)
+	if err != nil || !slices.Equal(left, []string{"198.51.100.1", "198.51.100.3"}) {
+		t.Errorf("remembered are %v, %v; want the clients of endpoints that stay", left, err)
+	}
+	if !together {
+		t.Error("the clients are forgotten in another transaction than that which takes the endpoint away")
+	}
+}
+
+// A client whose time ran out between the listing and the commit does not spoil it.
+func TestClientThatLeavesMeanwhile(t *testing.T) {
+	fake := &nft.Fake{}
+	b := newBackend(testEnv(plan.IPv4), fake)
+	p := webPlan(time.Hour, 1, 2)
+	mustApply(t, b, plan.Update{Plan: p})
+	set := &nft.Set{Name: affinityName(onlyID(p), plan.Cluster)}
+	table := b.families[0].table
+	w := testWorld(plan.IPv4)
+	gone := nft.Element{Key: nft.AddrTuple(w.at("client", 1)), Data: endpointTuple(netip.AddrPortFrom(w.at("pod", 2), 8080))}
+	stays := gone
+	stays.Key = nft.AddrTuple(w.at("client", 2))
+	meddle(t, fake, nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: []nft.Element{gone, stays}})
+	first := true
+	fake.Refuse = func([]nft.Op) error {
+		if !first {
+			return nil
+		}
+		first = false
+		return fake.Commit(context.Background(), []nft.Op{{Kind: nft.DeleteElements, Table: table, Set: set, Elements: []nft.Element{gone}}})
+	}
+	mustApply(t, b, difference(p, webPlan(time.Hour, 1)))
+	n := 0
+	if err := fake.Elements(context.Background(), table, set, func(nft.Element) { n++ }); err != nil || n != 0 {
+		t.Errorf("%d clients of the removed endpoint are left, %v", n, err)
+	}
+}
+
+// One Service port that the kernel refuses is named.
+func TestRefusedServicePortIsNamed(t *testing.T) {
+	fake := &nft.Fake{}
+	b := newBackend(testEnv(plan.IPv4), fake)
+	p := webPlan(0, 1)
+	id := onlyID(p)
+	fake.Refuse = func(ops []nft.Op) error {
+		for i := range ops {
+			if ops[i].Owner == id {
+				return &nft.Error{Op: &ops[i], Err: unix.EINVAL}
+			}
+		}
+		return nil
+	}
+	err := b.Apply(context.Background(), plan.Update{Plan: p})
+	var oe *dataplane.ObjectError
+	if !errors.As(err, &oe) || oe.ID != id {
+		t.Fatalf("Apply returns %v, want an ObjectError of %s", err, id)
+	}
+	fake.Refuse = nil
+	mustApply(t, b, plan.Update{Plan: p})
+}
+
+func TestBadServicePortLeavesTheRest(t *testing.T) {
+	fake := &nft.Fake{}
+	b := newBackend(testEnv(plan.IPv4), fake)
+	p := webPlan(0, 1)
+	odd := *p.Services[onlyID(p)]
+	odd.ID.Name = "odd"
+	odd.Frontends = []plan.Frontend{{Kind: plan.ClusterIP, Addr: netip.MustParseAddr("2001:db8::1"), Port: 80}}
+	p.Services[odd.ID] = &odd
+	err := b.Apply(context.Background(), plan.Update{Plan: p})
+	var oe *dataplane.ObjectError
+	if !errors.As(err, &oe) || oe.ID != odd.ID || !strings.Contains(err.Error(), "2001:db8::1") {
+		t.Errorf("Apply returns %v, want an ObjectError that names the address", err)
+	}
+	if s := fake.String(); !strings.Contains(s, `10.62.0.20 . tcp . 80 comment "default/web:http"`) {
+		t.Errorf("the other Service is not there:\n%s", s)
+	}
+}
+
+// Another layout's table stays in force until ours is complete; so does kube-proxy's.
+func TestOldTableStaysInForce(t *testing.T) {
+	for name, old := range map[string]nft.Table{"layout": {Family: nft.IPv4, Name: tableName}, "kube-proxy": {Family: nft.IPv4, Name: kubeProxyTable}} {
+		t.Run(name, func(t *testing.T) {
+			fake := &nft.Fake{}
+			meddle(t, fake,
+				nft.Op{Kind: nft.AddTable, Table: old, Comment: "svcproxy, layout 0"},
+				nft.Op{Kind: nft.AddChain, Table: old, Chain: &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Type: "nat", Num: nft.Prerouting, Priority: -100}}})
+			b := newBackend(testEnv(plan.IPv4), fake)
+			p := webPlan(0)
+			for id, sp := range p.Services {
+				for n := range 3000 {
+					more := *sp
+					more.ID.Name = fmt.Sprintf("web-%d", n)
+					more.Frontends = []plan.Frontend{sp.Frontends[0]}
+					more.Frontends[0].Addr = netip.AddrFrom4([4]byte{10, 62, byte(10 + n/200), byte(n % 200)})
+					p.Services[more.ID] = &more
+				}
+				delete(p.Services, id)
+			}
+			mustApply(t, b, plan.Update{Plan: p, Partial: true})
+			if fake.Commits() != 1 {
+				t.Error("the part of the plan for the node's start is written beside a table in force")
+			}
+			commits := 0
+			fake.Refuse = func(ops []nft.Op) error {
+				commits++
+				last := ops[len(ops)-1].Kind == nft.DeleteTable
+				hooks := slices.ContainsFunc(ops, func(o nft.Op) bool { return o.Kind == nft.AddChain && o.Chain.Hook != nil })
+				if hooks != last {
+					t.Errorf("commit %d: base chains come %v, the old table goes %v; want both at once", commits, hooks, last)
+				}
+				return nil
+			}
+			mustApply(t, b, plan.Update{Plan: p})
+			if commits < 3 {
+				t.Errorf("%d commits, want bounded ones", commits)
+			}
+			if ok, _ := fake.Exists(context.Background(), old); ok && old.Name != b.families[0].table.Name {
+				t.Error("the old table is still there")
+			}
+		})
+	}
+}
+
+func TestCleanup(t *testing.T) {
+	fake := &nft.Fake{}
+	env := testEnv(plan.Families[:]...)
+	mustApply(t, newBackend(env, fake), plan.Update{Plan: webPlan(time.Hour, 1)})
+	foreign := nft.Table{Family: nft.IPv4, Name: "filter"}
+	meddle(t, fake, nft.Op{Kind: nft.AddTable, Table: foreign}, nft.Op{Kind: nft.AddTable, Table: kubeProxyOf(plan.IPv6)})
+	for range 2 {
+		if err := cleanup(context.Background(), env, fake); err != nil {
+			t.Fatal(err)
+		}
+		if have, want := fake.String(), "table ip filter {\n}\n"; have != want {
+			t.Errorf("left is\n%swant\n%s", have, want)
+		}
+	}
+}
+
+func TestWatchTells(t *testing.T) {
+	fake := &nft.Fake{}
+	b := newBackend(testEnv(plan.IPv4), fake)
+	mustApply(t, b, plan.Update{Plan: webPlan(0, 1)})
+	ctx, cancel := context.WithCancel(context.Background())
+	told := make(chan string, 1)
+	ended := make(chan error, 1)
+	ready := make(chan struct{})
+	go func() { ended <- b.watch(ctx, ready, func(what string) { told <- what }) }()
+	<-ready
+	mustApply(t, b, plan.Update{Plan: webPlan(0, 1, 2)}) // our own writes are nobody's interference
+	if err := fake.Disturb(nft.Op{Kind: nft.DeleteTable, Table: b.families[0].table}); err != nil {
+		t.Fatal(err)
+	}
+	if what := <-told; what != "table ip svcproxy: delete table" {
+		t.Errorf("told is %q", what)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch ends with %v", err)
+	}
+}
