@@ -150,6 +150,7 @@ func (c *cycle) take(u plan.Update) {
 	if c.backlog.Empty() && !c.owed { // everything is back where it was
 		c.urgent, c.backlog.Triggers = false, nil
 		c.update(func(s *Status) { s.PendingSince = time.Time{} })
+		c.report.upToDate(now)
 		c.cfg.Health.Updated(now)
 		return
 	}

@@ -32,6 +32,15 @@ func (r *report) queued(now time.Time) {
 	}
 }
 
+// upToDate says of all families that the kernel has what was asked for, also of
+// those that a change did not concern: people alert on a request that is much newer
+// than the last success.
+func (r *report) upToDate(now time.Time) {
+	for _, f := range r.families {
+		r.stats.Set("sync_proxy_rules_last_timestamp_seconds", seconds(now), f.String())
+	}
+}
+
 // took accounts for an update that joined the backlog.
 func (r *report) took(u, backlog *plan.Update, now time.Time) {
 	r.queued(now)
@@ -79,6 +88,7 @@ func either(c plan.Change) *plan.ServicePort {
 // applied accounts for a sync that succeeded.
 func (r *report) applied(u *plan.Update, start, end time.Time, full bool) {
 	r.last = end
+	r.upToDate(end)
 	took := end.Sub(start).Seconds()
 	for _, f := range r.families {
 		if !full && !u.Node && !touches(u, f) {
@@ -91,7 +101,6 @@ func (r *report) applied(u *plan.Update, start, end time.Time, full bool) {
 		}
 		r.stats.Observe("sync_proxy_rules_duration_seconds", took, l)
 		r.stats.Observe(kind, took, l)
-		r.stats.Set("sync_proxy_rules_last_timestamp_seconds", seconds(end), l)
 		for _, t := range u.Triggers {
 			if t.Before(r.since) {
 				continue

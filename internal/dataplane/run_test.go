@@ -556,3 +556,34 @@ func TestRandomWalk(t *testing.T) {
 		})
 	}
 }
+
+// The last success is never older than the last request once all is quiet: neither
+// for a family that a change did not concern, nor after a change that was undone.
+func TestLastSuccessFollowsTheLastRequest(t *testing.T) {
+	onBench(t, func(b *bench, c *Config) {
+		c.Families = plan.Families[:]
+		c.Settings.MinInterval = 10 * time.Second
+		b.world.set(service(tcp("web"), 20, 1))
+	}, func(b *bench) {
+		check := func(when string) {
+			b.pass(time.Minute)
+			for _, f := range plan.Families {
+				queued := b.rec.get("sync_proxy_rules_last_queued_timestamp_seconds " + f.String())
+				if last := b.rec.get("sync_proxy_rules_last_timestamp_seconds " + f.String()); last < queued {
+					t.Errorf("%s: %s was asked for at %f and succeeded last at %f", when, f, queued, last)
+				}
+			}
+		}
+		check("after the start")
+		b.world.set(service(tcp("web"), 20, 1, 2))
+		check("after an IPv4 change")
+		b.world.set(service(tcp("web"), 20, 1, 2, 3)) // goes in at once
+		b.pass(time.Second)
+		n := len(b.kernel.calls())
+		b.world.set(service(tcp("late"), 21, 4)) // waits for the interval
+		b.pass(time.Second)
+		b.world.remove(tcp("late"))
+		check("after a change that was undone")
+		b.wantApplies(n)
+	})
+}
