@@ -114,6 +114,7 @@ const maxRefused = 16
 func (f *family) settle(ctx context.Context, undo map[plan.ID]*plan.ServicePort) (map[plan.ID]error, error) {
 	refused := map[plan.ID]error{}
 	for {
+		fresh := f.fresh
 		owner, err := f.write(ctx, undo)
 		var re *sys.RestoreError
 		if err == nil {
@@ -128,6 +129,9 @@ func (f *family) settle(ctx context.Context, undo map[plan.ID]*plan.ServicePort)
 		}
 		if rerr := f.readBack(ctx); rerr != nil {
 			return refused, errors.Join(err, rerr)
+		}
+		if !fresh { // others may have removed what the write relied on; nobody is to blame yet
+			continue
 		}
 		culprits := map[plan.ID]error{}
 		switch {

@@ -321,6 +321,50 @@ func TestDeletedChainIsRepairedWithTheNextChange(t *testing.T) {
 	}
 }
 
+// an outsider deletes a chain on which a Service's rules rely, then the Service
+// changes. The write that fails of it puts nobody into quarantine.
+func TestDeletedChainIsNobodysFault(t *testing.T) {
+	for _, store := range bothStores {
+		t.Run(store.String(), func(t *testing.T) {
+			p := twoServices()
+			b, fakes := onFakes(t, store, plan.IPv4)
+			mustApply(t, b, plan.Update{Plan: p})
+			mustMeddle(t, fakes[plan.IPv4], withoutNAT(t, fakes[plan.IPv4]))
+			id := plan.ID{Namespace: "default", Name: "web", Port: "p", Protocol: plan.TCP, Family: plan.IPv4}
+			old := p.Services[id]
+			more := *old
+			more.Pools[plan.Cluster] = append(more.Pools[plan.Cluster][:1:1], plan.Endpoint{Addr: netip.MustParseAddrPort("10.61.2.99:80"), Weight: 1})
+			p.Services[id] = &more
+			mustApply(t, b, plan.Update{Plan: p, Changed: []plan.Change{{ID: id, Old: old, New: &more}}})
+			fresh, want := onFakes(t, store, plan.IPv4)
+			mustApply(t, fresh, plan.Update{Plan: p})
+			if state(fakes) != state(want) {
+				t.Error(firstDifference(state(fakes), state(want)))
+			}
+		})
+	}
+}
+
+// withoutNAT is the input that takes everything out of the nat table.
+func withoutNAT(t *testing.T, f *sys.Fake) string {
+	t.Helper()
+	var flush, remove string
+	err := f.Save(context.Background(), sys.NAT, func(line []byte) error {
+		if name, ok := strings.CutPrefix(string(line), ":"); ok {
+			name, _, _ = strings.Cut(name, " ")
+			flush += "-F " + name + "\n"
+			if strings.HasPrefix(name, "KUBE-") {
+				remove += "-X " + name + "\n"
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "*nat\n" + flush + remove + "COMMIT\n"
+}
+
 // mustApplyTwice applies, reads back and applies again, as the loop does when it was
 // told of interference.
 func mustApplyTwice(t *testing.T, b *backend, u plan.Update) {
