@@ -19,7 +19,8 @@ func newCleanup(env Env) *cobra.Command {
 		Short: "Remove every trace of the proxy, and of kube-proxy, from the kernel",
 		Long: `cleanup removes the rules and other objects of every mode, and kube-proxy's own, and
 nothing else. It needs no API server and may be repeated. "svcproxy --cleanup" does
-the same.`,
+the same. What kube-proxy's ipvs mode leaves besides rules (the device kube-ipvs0,
+virtual servers, ipsets) stays until svcproxy has that mode.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, warnings, err := flags.Load(env.ReadFile)
