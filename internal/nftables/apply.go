@@ -48,6 +48,9 @@ type family struct {
 	batch  []nft.Op
 	size   int  // elements in batch
 	hold   bool // the batch must not be split
+	// leads are verdicts of new Service ports that wait for one commit.
+	leads               []nft.Op
+	leadSize, leadLimit int
 	err    error
 	ctx    context.Context
 	sweeps []sweep
@@ -66,7 +69,7 @@ func newFamily(env dataplane.Env, f plan.Family, t nft.Tables) *family {
 // forget makes the next apply read the kernel's state back.
 func (f *family) forget() {
 	f.known, f.caughtUp = false, false
-	f.listed, f.batch = nil, nil
+	f.listed, f.batch, f.leads = nil, nil, nil
 }
 
 // apply makes the kernel do what u says for the family.
@@ -92,6 +95,7 @@ func (f *family) apply(ctx context.Context, u plan.Update) error {
 
 func (f *family) carryOut(ctx context.Context, u plan.Update) error {
 	f.ctx, f.err, f.batch, f.size, f.hold, f.sweeps = ctx, nil, nil, 0, false, nil
+	f.leads, f.leadSize, f.leadLimit = nil, 0, firstLeads
 	f.round++
 	if !f.known {
 		if err := f.readBack(ctx, u.Plan.Node); err != nil {
@@ -319,6 +323,7 @@ func count(b bool) int {
 
 // finish removes what a listing found and nobody wants, and puts the table in force.
 func (f *family) finish(fresh bool) {
+	f.lead()
 	if fresh {
 		rest := &edits{}
 		for name, elements := range f.listed {

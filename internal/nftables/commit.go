@@ -16,6 +16,10 @@ func (f *family) add(o nft.Op) {
 
 // emit appends the writes of one Service port, and commits what is large enough.
 func (f *family) emit(e *edits) {
+	if f.listed != nil && e.onlyAdds() {
+		f.emitNew(e)
+		return
+	}
 	if f.size > 0 && f.size+e.size > elementsPerCommit {
 		f.cut()
 	}
@@ -27,6 +31,54 @@ func (f *family) emit(e *edits) {
 	if f.size >= elementsPerCommit {
 		f.cut()
 	}
+}
+
+const (
+	firstLeads = 200
+	mostLeads  = 4000
+)
+
+// emitNew appends a Service port that nobody could reach yet, of many at the start.
+// Every commit that adds verdicts makes the kernel walk all there are, so these are
+// collected: few at first, for the Services that come first, then more and more.
+func (f *family) emitNew(e *edits) {
+	for i := range e.sets[stepFresh] {
+		f.emitSet(e, &e.sets[stepFresh][i])
+	}
+	for s := stepVerdict; s <= stepRefuse; s++ {
+		for _, set := range e.sets[s] {
+			f.leads = append(f.leads, nft.Op{Kind: nft.AddElements, Table: f.table, Set: f.set(set.set), Elements: set.add, Owner: e.owner})
+			f.leadSize += len(set.add)
+		}
+	}
+	if f.size >= elementsPerCommit {
+		f.cut()
+	}
+	if f.leadSize >= f.leadLimit {
+		f.commit()
+		f.lead()
+		f.commit()
+		f.leadLimit = min(2*f.leadLimit, mostLeads)
+	}
+}
+
+// lead appends the verdicts that emitNew kept back.
+func (f *family) lead() {
+	f.batch = append(f.batch, f.leads...)
+	f.size += f.leadSize
+	f.leads, f.leadSize = nil, 0
+}
+
+// onlyAdds reports whether nothing is replaced or deleted.
+func (e *edits) onlyAdds() bool {
+	for s := range e.sets {
+		for i := range e.sets[s] {
+			if len(e.sets[s][i].del) > 0 {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // emitSet appends writes to one set, in parts if there are many.

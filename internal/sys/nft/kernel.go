@@ -17,6 +17,9 @@ const (
 	sendBuffer    = 16 << 20 // bytes; a transaction is one write
 	receiveBuffer = 4 << 20
 	eventBuffer   = 16 << 20
+	// readSize is how much is received at once. The kernel hands out as much of a
+	// listing, up to 32 KiB, and walks a set from its beginning for every piece.
+	readSize = 64 << 10
 	// dumpTries is how often a listing is repeated that a commit of somebody
 	// else's disturbed.
 	dumpTries = 10
@@ -36,7 +39,7 @@ func (k *Kernel) dial() (*netlink.Conn, error) {
 	if k.conn != nil {
 		return k.conn, nil
 	}
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: readSize})
 	if err != nil {
 		return nil, fmt.Errorf("open a netfilter socket: %w", err)
 	}
@@ -287,18 +290,35 @@ func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
 
 func (k *Kernel) elements(ctx context.Context, t Table, s *Set) ([]Element, error) {
 	var out []Element
-	err := k.dump(ctx, unix.NFT_MSG_GETSETELEM, t.Family,
-		func(w *wire.Message) {
-			w.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-			w.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-		},
-		func() { out = nil },
-		func(b []byte) { eachElement(b, func(e Element) { out = append(out, e) }) })
-	if errors.Is(err, ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list elements of %s in table %s: %w", s.Name, t, err)
+	var seen map[elementKey]struct{}
+	// A set that grows its hash table meanwhile is walked from its beginning again,
+	// so that some elements come twice and others not at all.
+	twice := false
+	for try := 0; try < dumpTries && (try == 0 || twice); try++ {
+		twice = false
+		err := k.dump(ctx, unix.NFT_MSG_GETSETELEM, t.Family,
+			func(w *wire.Message) {
+				w.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+				w.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+			},
+			func() { out, seen, twice = nil, map[elementKey]struct{}{}, false },
+			func(b []byte) {
+				eachElement(b, func(e Element) {
+					key := elementKey{e.Key, e.End}
+					_, again := seen[key]
+					twice = twice || again
+					seen[key] = struct{}{}
+					if !again {
+						out = append(out, e)
+					}
+				})
+			})
+		if errors.Is(err, ErrNotExist) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list elements of %s in table %s: %w", s.Name, t, err)
+		}
 	}
 	return out, nil
 }

@@ -1,0 +1,154 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// timedTables measures commits, by the time that the kernel works for the thread.
+type timedTables struct {
+	nft.Tables
+	commits int
+	worst   time.Duration
+}
+
+func (c *timedTables) Commit(ctx context.Context, ops []nft.Op) error {
+	start := kernelTime()
+	err := c.Tables.Commit(ctx, ops)
+	c.commits++
+	c.worst = max(c.worst, kernelTime()-start)
+	return err
+}
+
+func kernelTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Stime.Nano())
+}
+
+// bigPlan has Services of one ClusterIP each. Endpoints are remote.
+func bigPlan(services, endpoints int) *plan.Plan {
+	p := webPlan(0)
+	clear(p.Services)
+	for n := range services {
+		sp := bigService(n, endpoints, 0)
+		p.Services[sp.ID] = sp
+	}
+	p.Node.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}
+	return p
+}
+
+// bigService is number n; version varies the last endpoint.
+func bigService(n, endpoints, version int) *plan.ServicePort {
+	sp := &plan.ServicePort{
+		ID: plan.ID{Namespace: "default", Name: fmt.Sprintf("service-%d", n), Port: "http", Protocol: plan.TCP, Family: plan.IPv4},
+		Frontends: []plan.Frontend{{
+			Kind: plan.ClusterIP, Addr: netip.AddrFrom4([4]byte{10, byte(96 + n>>16), byte(n >> 8), byte(n)}), Port: 80,
+			Route: [3]plan.Route{{}, {SNAT: true}, {SNAT: true}},
+		}},
+	}
+	for i := range endpoints {
+		at := n*endpoints + i
+		if i == endpoints-1 {
+			at += version << 21
+		}
+		sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{
+			Addr:      netip.AddrPortFrom(netip.AddrFrom4([4]byte{byte(128 + at>>24), byte(at >> 16), byte(at >> 8), byte(at)}), 8080),
+			Elsewhere: true, Weight: 1,
+		})
+	}
+	return sp
+}
+
+func benchNamespace(b *testing.B) *timedTables {
+	b.Helper()
+	if os.Getuid() != 0 {
+		b.Skip("needs root to make a network namespace")
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		b.Fatal(err)
+	}
+	k := &nft.Kernel{}
+	b.Cleanup(func() { _ = k.Close() })
+	return &timedTables{Tables: k}
+}
+
+var sizes = []struct{ services, endpoints int }{{1000, 10}, {10000, 10}, {5000, 50}, {1000, 2}, {44000, 2}}
+
+// BenchmarkColdStart loads a plan into an empty kernel.
+func BenchmarkColdStart(b *testing.B) {
+	for _, s := range sizes {
+		b.Run(fmt.Sprintf("%dx%d", s.services, s.endpoints), func(b *testing.B) {
+			k := benchNamespace(b)
+			p := bigPlan(s.services, s.endpoints)
+			for b.Loop() {
+				backend := newBackend(testEnv(plan.IPv4), k)
+				mustApply(b, backend, plan.Update{Plan: p})
+				b.StopTimer()
+				if err := cleanup(context.Background(), testEnv(plan.IPv4), k); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(k.worst.Microseconds())/1000, "worst-commit-ms")
+		})
+	}
+}
+
+// BenchmarkRestart finds the plan's state in the kernel.
+func BenchmarkRestart(b *testing.B) {
+	for _, s := range sizes {
+		b.Run(fmt.Sprintf("%dx%d", s.services, s.endpoints), func(b *testing.B) {
+			k := benchNamespace(b)
+			p := bigPlan(s.services, s.endpoints)
+			mustApply(b, newBackend(testEnv(plan.IPv4), k), plan.Update{Plan: p})
+			before := k.commits
+			for b.Loop() {
+				mustApply(b, newBackend(testEnv(plan.IPv4), k), plan.Update{Plan: p})
+			}
+			if k.commits != before {
+				b.Errorf("a restart writes %d times", k.commits-before)
+			}
+		})
+	}
+}
+
+// BenchmarkChange changes one Service among many: its last endpoint is replaced, or it
+// gets one more and loses it again.
+func BenchmarkChange(b *testing.B) {
+	for _, s := range sizes {
+		for _, more := range []int{0, 1} {
+			name := [...]string{"replace", "more-or-less"}[more]
+			b.Run(fmt.Sprintf("%s/%dx%d", name, s.services, s.endpoints), func(b *testing.B) {
+				k := benchNamespace(b)
+				p := bigPlan(s.services, s.endpoints)
+				backend := newBackend(testEnv(plan.IPv4), k)
+				mustApply(b, backend, plan.Update{Plan: p})
+				k.worst = 0
+				i := 0
+				for b.Loop() {
+					i++
+					n := i * 7919 % 100
+					sp := bigService(n, s.endpoints+more*(i/100%2), (i/100)%8)
+					u := plan.Update{Plan: p, Changed: []plan.Change{{ID: sp.ID, Old: p.Services[sp.ID], New: sp}}}
+					p.Services[sp.ID] = sp
+					mustApply(b, backend, u)
+				}
+				b.ReportMetric(float64(k.worst.Microseconds())/1000, "worst-commit-ms")
+			})
+		}
+	}
+}
