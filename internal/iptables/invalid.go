@@ -47,6 +47,9 @@ func (v *invalid) collect(sp *plan.ServicePort) {
 			v.add(pool[i].Addr)
 		}
 	}
+	for _, ep := range sp.Draining {
+		v.add(ep)
+	}
 }
 
 func (v *invalid) add(ep netip.AddrPort) {

@@ -36,7 +36,8 @@ func (s *ServicePort) Equal(o *ServicePort) bool {
 		slices.EqualFunc(s.Frontends, o.Frontends, Frontend.Equal) &&
 		slices.Equal(s.Pools[Cluster], o.Pools[Cluster]) &&
 		slices.Equal(s.Pools[Local], o.Pools[Local]) &&
-		slices.Equal(s.Serving, o.Serving)
+		slices.Equal(s.Serving, o.Serving) &&
+		slices.Equal(s.Draining, o.Draining)
 }
 
 // Equal reports whether both say the same. An empty Allow, which nobody passes,

@@ -49,6 +49,7 @@ type (
 		Frontends       []jsonFrontend            `json:"frontends"`
 		Endpoints       map[string][]jsonEndpoint `json:"endpoints"` // by pool
 		Serving         []netip.AddrPort          `json:"serving,omitempty"`
+		Draining        []netip.AddrPort          `json:"draining,omitempty"`
 	}
 	jsonFrontend struct {
 		Kind    string               `json:"kind"`
@@ -113,7 +114,7 @@ func (s *ServicePort) MarshalJSON() ([]byte, error) {
 		Namespace: s.ID.Namespace, Name: s.ID.Name, Port: s.ID.Port,
 		Protocol: s.ID.Protocol.String(), Family: s.ID.Family.String(),
 		AffinitySeconds: s.Affinity.Seconds(),
-		Frontends:       []jsonFrontend{}, Endpoints: map[string][]jsonEndpoint{}, Serving: s.Serving,
+		Frontends:       []jsonFrontend{}, Endpoints: map[string][]jsonEndpoint{}, Serving: s.Serving, Draining: s.Draining,
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]

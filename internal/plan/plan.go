@@ -183,6 +183,9 @@ type ServicePort struct {
 	// Serving lists the endpoints whose existing flows stay valid, whatever the
 	// pools say. Only for UDP, where stale flows are removed.
 	Serving []netip.AddrPort
+	// Draining lists the terminating endpoints that no pool has, sorted: their existing
+	// flows go on until they end. Only for TCP, where a mode may have to guard them.
+	Draining []netip.AddrPort
 	// Affinity is the time for which a client sticks to its endpoint, by
 	// address, counted from its last new flow; 0: no affinity.
 	Affinity time.Duration

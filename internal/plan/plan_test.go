@@ -268,6 +268,7 @@ func TestEqual(t *testing.T) {
 		"endpoint":       func(p *Plan) { p.Services[web].Pools[Local][0].Addr = addrPort("10.61.1.5:8081") },
 		"weight":         func(p *Plan) { p.Services[web].Pools[Cluster][0].Weight = 2 },
 		"serving":        func(p *Plan) { p.Services[dns].Serving = nil },
+		"draining":       func(p *Plan) { p.Services[web].Draining = []netip.AddrPort{addrPort("10.61.1.9:8080")} },
 		"id":             func(p *Plan) { p.Services[dns].ID.Port = "x" },
 		"health":         func(p *Plan) { p.Health[HealthID{Name{"default", "web"}, IPv4}] = HealthPort{32100, 2} },
 		"node":           func(p *Plan) { p.Node = nil },

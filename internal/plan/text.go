@@ -180,6 +180,9 @@ func writeEndpoints(w io.Writer, s *ServicePort) {
 			words[Endpoint{Addr: a}] = " serving"
 		}
 	}
+	for _, a := range s.Draining {
+		words[Endpoint{Addr: a}] = " draining"
+	}
 	for _, e := range slices.SortedFunc(maps.Keys(words), compareEndpoints) {
 		fmt.Fprintf(w, "  endpoint %s%s", e.Addr, words[e])
 		switch {
@@ -188,7 +191,7 @@ func writeEndpoints(w io.Writer, s *ServicePort) {
 		case e.Elsewhere:
 			fmt.Fprint(w, " elsewhere")
 		}
-		if e.Weight != 1 && words[e] != " serving" {
+		if e.Weight != 1 && (words[e] != " serving" && words[e] != " draining") {
 			fmt.Fprintf(w, " weight=%d", e.Weight)
 		}
 		fmt.Fprintln(w)

@@ -55,6 +55,7 @@ func (p *Planner) build(id plan.ID, svc *cluster.Service, base *plan.ServicePort
 	next.Pools[plan.Cluster] = share(b.cluster, old.Pools[plan.Cluster], sibling.Pools[plan.Cluster])
 	next.Pools[plan.Local] = share(b.local, next.Pools[plan.Cluster], old.Pools[plan.Local], sibling.Pools[plan.Local])
 	next.Serving = share(b.serving, old.Serving)
+	next.Draining = share(p.draining(&next), old.Draining)
 	if next.Frontends = old.Frontends; !slices.EqualFunc(b.frontends, old.Frontends, plan.Frontend.Equal) {
 		next.Frontends = exact(b.frontends)
 	}

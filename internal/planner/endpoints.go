@@ -141,6 +141,26 @@ func (p *Planner) serving() {
 	}
 }
 
+// draining returns the terminating endpoints that no pool of a TCP port has.
+func (p *Planner) draining(sp *plan.ServicePort) []netip.AddrPort {
+	out := p.buf.draining[:0]
+	for i := range p.buf.found {
+		c := &p.buf.found[i]
+		if sp.ID.Protocol == plan.TCP && c.ep.Flags&cluster.Terminating != 0 &&
+			!pooled(sp.Pools[plan.Cluster], c.addr) && !pooled(sp.Pools[plan.Local], c.addr) {
+			out = append(out, c.addr)
+		}
+	}
+	p.buf.draining = out
+	return out
+}
+
+// pooled reports whether a pool has an address.
+func pooled(pool []plan.Endpoint, a netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(pool, a, func(e plan.Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) })
+	return ok
+}
+
 // topology returns the test that hints put on ready endpoints, nil: none. Hints of
 // a kind count only if every ready endpoint has them and one of them is for this
 // node, or its zone; hints for nodes go first.

@@ -3,6 +3,7 @@ package planner_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -233,6 +234,7 @@ func checkInvariants(tb testing.TB, p *plan.Plan) {
 		if len(sp.Serving) > 0 && id.Protocol != plan.UDP {
 			tb.Errorf("%s: Serving is for UDP only", id)
 		}
+		checkDraining(tb, sp)
 	}
 	for f, np := range p.Node.NodePorts {
 		for _, a := range np.Addrs {
@@ -273,6 +275,25 @@ func checkPool(tb testing.TB, sp *plan.ServicePort, pool plan.Pool, used bool) {
 		}
 		if e.Weight != 1 || plan.FamilyOf(e.Addr.Addr()) != sp.ID.Family || pool == plan.Local && !e.OnNode || e.OnNode && e.Elsewhere {
 			tb.Errorf("%s: %v endpoint %+v", sp.ID, pool, e)
+		}
+	}
+}
+
+// checkDraining: only TCP ports have draining endpoints, sorted, and none that takes
+// new flows.
+func checkDraining(tb testing.TB, sp *plan.ServicePort) {
+	tb.Helper()
+	if len(sp.Draining) > 0 && sp.ID.Protocol != plan.TCP {
+		tb.Errorf("%s: Draining is for TCP only", sp.ID)
+	}
+	if !slices.IsSortedFunc(sp.Draining, netip.AddrPort.Compare) {
+		tb.Errorf("%s: Draining is not sorted: %v", sp.ID, sp.Draining)
+	}
+	for _, a := range sp.Draining {
+		for _, pool := range sp.Pools {
+			if slices.ContainsFunc(pool, func(e plan.Endpoint) bool { return e.Addr == a }) {
+				tb.Errorf("%s: %s is draining and in a pool", sp.ID, a)
+			}
 		}
 	}
 }

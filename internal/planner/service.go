@@ -17,6 +17,7 @@ type buffers struct {
 	cluster   []plan.Endpoint
 	local     []plan.Endpoint
 	serving   []netip.AddrPort
+	draining  []netip.AddrPort
 	frontends []plan.Frontend
 	ports     []*plan.ServicePort
 	ready     []netip.Addr // addresses of ready endpoints on this node

@@ -61,6 +61,7 @@ func (s *script) commands() map[string]func(args []string, neg bool) error {
 		"load":      plain(s.load),
 		"in":        plain(s.in),
 		"ipvs":      plain(s.kernel.ipvs),
+		"stray":     plain(s.stray),
 		"conntrack": plain(s.kernel.conntrack),
 		"event":     plain(s.kernel.event),
 		"metric":    plain(s.kernel.metric),
@@ -394,6 +395,30 @@ func (s *script) held(args []string) error {
 		}
 	}
 	return nil
+}
+
+// stray makes a server send a segment far outside the window on its connections.
+func (s *script) stray(args []string) error {
+	if len(args) != 2 {
+		return world.Usagef("want NAME tcp:PORT")
+	}
+	h, err := s.w.Host(args[0])
+	if err != nil {
+		return err
+	}
+	svc, err := world.ParseServer(args[1])
+	if err != nil {
+		return err
+	}
+	srv := s.kernel.servers[h][svc]
+	if srv == nil {
+		return world.Usagef("host %s does not listen on %s", args[0], args[1])
+	}
+	n, err := srv.Stray()
+	if err == nil && n == 0 {
+		err = fmt.Errorf("no connection to %s is open", args[1])
+	}
+	return err
 }
 
 func (s *script) load(args []string) error {
