@@ -51,9 +51,9 @@ type family struct {
 	// leads are verdicts of new Service ports that wait for one commit.
 	leads               []nft.Op
 	leadSize, leadLimit int
-	err    error
-	ctx    context.Context
-	sweeps []sweep
+	err                 error
+	ctx                 context.Context
+	sweeps              []sweep
 }
 
 // pinned is what the chains that are always there depend on.
@@ -351,7 +351,7 @@ func (f *family) finish(fresh bool) {
 
 // setRanges replaces the elements of an interval set if they differ.
 func (f *family) setRanges(name string, prefixes []netip.Prefix) {
-	want := intervals(rangesOf(f.fam, prefixes))
+	want := nft.Intervals(rangesOf(f.fam, prefixes))
 	if slices.Equal(want, f.ranges[name]) {
 		return
 	}

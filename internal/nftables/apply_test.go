@@ -388,6 +388,39 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
+func TestDiff(t *testing.T) {
+	fake := &nft.Fake{}
+	b := newBackend(testEnv(plan.IPv4), fake)
+	p := webPlan(time.Hour, 1, 2)
+	mustApply(t, b, plan.Update{Plan: p})
+	before := fake.String()
+	for _, c := range []struct {
+		plan *plan.Plan
+		want []string
+	}{
+		{p, nil},
+		{webPlan(time.Hour, 1, 3), []string{
+			"+ ip endpoint-addresses: 10.61.1.3",
+			"+ ip endpoints: 10.62.0.20 . tcp . 80 . 0x00000001 : 10.61.1.3 . 8080",
+			"+ ip hairpin: 10.61.1.3 . 10.61.1.3 . tcp . 8080",
+			"+ ip node-port-endpoints: tcp . 31080 . 0x00000001 : 10.61.1.3 . 8080",
+			"- ip endpoint-addresses: 10.61.1.2",
+			"- ip endpoints: 10.62.0.20 . tcp . 80 . 0x00000001 : 10.61.1.2 . 8080",
+			"- ip hairpin: 10.61.1.2 . 10.61.1.2 . tcp . 8080",
+			"- ip node-port-endpoints: tcp . 31080 . 0x00000001 : 10.61.1.2 . 8080",
+		}},
+	} {
+		lines, err := newBackend(testEnv(plan.IPv4), fake).Diff(context.Background(), c.plan)
+		slices.Sort(lines)
+		if err != nil || !slices.Equal(lines, c.want) {
+			t.Errorf("Diff finds %v\n%s\nwant\n%s", err, strings.Join(lines, "\n"), strings.Join(c.want, "\n"))
+		}
+	}
+	if fake.String() != before {
+		t.Error("Diff writes")
+	}
+}
+
 func TestWatchTells(t *testing.T) {
 	fake := &nft.Fake{}
 	b := newBackend(testEnv(plan.IPv4), fake)

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"errors"
-	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -136,23 +135,7 @@ func (f *family) commit() {
 			f.err = err
 			return
 		}
-		at := slices.IndexFunc(batch, func(o nft.Op) bool { return sameStep(&o, e.Op) })
-		if at < 0 {
-			f.err = err
-			return
-		}
-		left, err := f.stillThere(e.Op, try)
-		if err != nil {
-			f.err = err
-			return
-		}
-		batch = slices.Clone(batch)
-		if len(left) == 0 {
-			batch = slices.Delete(batch, at, at+1)
-		} else {
-			batch[at].Elements = left
-		}
-		if len(batch) == 0 {
+		if e.Op.Elements, f.err = f.stillThere(e.Op, try); f.err != nil { // e.Op is within batch
 			return
 		}
 	}
@@ -160,10 +143,6 @@ func (f *family) commit() {
 
 // isForget reports whether a step deletes clients from an affinity map.
 func isForget(o *nft.Op) bool { return o.Kind == nft.DeleteElements && o.Set != nil && o.Set.Dynamic }
-
-func sameStep(a, b *nft.Op) bool {
-	return a.Kind == b.Kind && a.Set != nil && b.Set != nil && a.Set.Name == b.Set.Name && slices.Equal(a.Elements, b.Elements)
-}
 
 // stillThere lists again the clients of the endpoints whose clients a step deletes;
 // in the end none, which leaves them to the sweep after the commit.

@@ -1,6 +1,8 @@
 package nftables
 
 import (
+	"net/netip"
+
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -105,7 +107,7 @@ func (f *family) diff(id plan.ID, old, new *rendered) *edits {
 type movedSlot struct {
 	pool     plan.Pool
 	slot     int
-	old, new endpointAt
+	old, new netip.AddrPort
 }
 
 func (c *change) movedSlots() []movedSlot {
@@ -132,7 +134,7 @@ func (c *change) movedSlots() []movedSlot {
 }
 
 // slotElement is the element of one slot, and its map.
-func (fr *front) slotElement(p plan.Pool, slot int, ep endpointAt) (string, nft.Element) {
+func (fr *front) slotElement(p plan.Pool, slot int, ep netip.AddrPort) (string, nft.Element) {
 	n := uint32(slot)
 	if p == plan.Local {
 		n += localSlots

@@ -20,7 +20,7 @@ type need struct {
 	ops    func(s settings) []nft.Op
 }
 
-// probeTable is made and deleted in one transaction, so that nobody sees it.
+// probeTable is never there: see nft.Try.
 const probeTable = "svcproxy-probe"
 
 // needs lists what is tried, so that the first that fails is the one that is missing.
@@ -98,12 +98,7 @@ func supports(ctx context.Context, f plan.Family, t nft.Tables) error {
 	table := nft.Table{Family: familyOf(f), Name: probeTable}
 	s := settings{family: f, mark: 1, pods: plan.LocalPrefix}
 	for _, n := range needs() {
-		ops := append([]nft.Op{{Kind: nft.AddTable}}, n.ops(s)...)
-		ops = append(ops, nft.Op{Kind: nft.DeleteTable})
-		for i := range ops {
-			ops[i].Table = table
-		}
-		err := t.Commit(ctx, ops)
+		err := nft.Try(ctx, t, table, n.ops(s))
 		if err == nil {
 			continue
 		}

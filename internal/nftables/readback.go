@@ -109,7 +109,7 @@ func (f *family) fits(c *nft.Contents) bool {
 	if c.Comment != layout {
 		return false
 	}
-	s := f.settingsFor()
+	s := settings{family: f.fam, mark: f.env.Mark()}
 	for name, want := range s.coreSets() {
 		if have := c.Sets[name]; have != nil && declaration(have) != declaration(want) {
 			return false
@@ -126,9 +126,6 @@ func (f *family) fits(c *nft.Contents) bool {
 	}
 	return true
 }
-
-// settingsFor are settings of which only the family matters.
-func (f *family) settingsFor() settings { return settings{family: f.fam, mark: f.env.Mark()} }
 
 // load takes over what a table holds.
 func (f *family) load(c *nft.Contents) {
@@ -164,7 +161,7 @@ func (f *family) load(c *nft.Contents) {
 	}
 }
 
-// ordered puts the elements of an interval set into the order of [intervals].
+// ordered puts the elements of an interval set into the order of [nft.Intervals].
 func ordered(elements []nft.Element) []nft.Element {
 	out := slices.Clone(elements)
 	slices.SortFunc(out, func(a, b nft.Element) int {

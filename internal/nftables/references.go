@@ -7,8 +7,6 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
-type endpointAt = netip.AddrPort
-
 // reference is an element that several Service ports may need.
 type reference struct {
 	set   string

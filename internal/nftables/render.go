@@ -256,7 +256,7 @@ func (s settings) allow(ranges []netip.Prefix, to nft.Verdict, need func(object)
 		Name: rangesName(own), Key: []nft.Type{nft.AddrType(familyOf(s.family))}, Interval: true,
 		Comment: fmt.Sprintf("%d source ranges", len(own)),
 	}
-	need(object{set: set, elements: intervals(own)})
+	need(object{set: set, elements: nft.Intervals(own)})
 	name := prefixAllow + strings.TrimPrefix(set.Name, prefixSources) + "/" + to.Chain
 	need(object{chain: &nft.Chain{Name: name}, rules: func() []*nft.Rule {
 		return []*nft.Rule{
@@ -304,4 +304,15 @@ func check(f plan.Family, sp *plan.ServicePort) error {
 		return errors.New("it has no frontends")
 	}
 	return nil
+}
+
+// rangesOf are the prefixes of one family, in canonical form.
+func rangesOf(f plan.Family, prefixes []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range prefixes {
+		if plan.FamilyOf(p.Addr()) == f {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
 }

@@ -1,31 +1,17 @@
-package nftables
+package nft
 
 import (
 	"net/netip"
 	"slices"
-
-	"github.com/svcproxy/svcproxy/internal/plan"
-	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
-// rangesOf are the prefixes of one family, in canonical form.
-func rangesOf(f plan.Family, prefixes []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range prefixes {
-		if plan.FamilyOf(p.Addr()) == f {
-			out = append(out, p.Masked())
-		}
-	}
-	return out
-}
-
-// intervals are the elements of an interval set that covers the prefixes: where
+// Intervals are the elements of an interval set that covers the prefixes: where
 // each range begins, and the first address behind it. Ranges that overlap or touch
 // become one.
-func intervals(prefixes []netip.Prefix) []nft.Element {
+func Intervals(prefixes []netip.Prefix) []Element {
 	sorted := slices.Clone(prefixes)
 	slices.SortFunc(sorted, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	var out []nft.Element
+	var out []Element
 	var end netip.Addr // behind the current range; invalid if it ends with the last address
 	open := false
 	for _, p := range sorted {
@@ -37,13 +23,13 @@ func intervals(prefixes []netip.Prefix) []nft.Element {
 			continue
 		}
 		if open {
-			out = append(out, nft.Element{Key: nft.AddrTuple(end), End: true})
+			out = append(out, Element{Key: AddrTuple(end), End: true})
 		}
-		out = append(out, nft.Element{Key: nft.AddrTuple(p.Addr())})
+		out = append(out, Element{Key: AddrTuple(p.Addr())})
 		end, open = next, true
 	}
 	if open && end.IsValid() {
-		out = append(out, nft.Element{Key: nft.AddrTuple(end), End: true})
+		out = append(out, Element{Key: AddrTuple(end), End: true})
 	}
 	return out
 }
