@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -439,5 +440,35 @@ func TestWatchConfirms(t *testing.T) {
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("Watch ended with %v", err)
+	}
+}
+
+// More chains than are removed at once go in an order in which none is in use.
+func TestCleanupOfManyChains(t *testing.T) {
+	for _, store := range bothStores {
+		w := testWorld(plan.IPv4)
+		p := twoServices()
+		for i := range 2 * chainsPerRestore {
+			sp := clusterService(w, fmt.Sprintf("svc-%d", i), i%200, w.at("pod", i%200))
+			sp.Frontends[0].Port = uint16(1000 + i)
+			p.Services[sp.ID] = sp
+		}
+		b, fakes := onFakes(t, store, plan.IPv4)
+		setMany(t, b, math.MaxInt) // with chains for endpoints
+		mustApply(t, b, plan.Update{Plan: p})
+		find := func(_ context.Context, f plan.Family) ([]sys.Tables, error) {
+			if f != plan.IPv4 {
+				return nil, sys.ErrUnsupported
+			}
+			return []sys.Tables{fakes[f]}, nil
+		}
+		for range 2 {
+			if err := cleanup(t.Context(), testEnv(), find); err != nil {
+				t.Fatal(err)
+			}
+			if left := state(fakes); strings.Contains(left, "KUBE-") {
+				t.Errorf("%s: left behind: %s", store, left)
+			}
+		}
 	}
 }

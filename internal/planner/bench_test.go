@@ -32,11 +32,7 @@ func newBig(tb testing.TB, n int) *big {
 	b.planner = planner.New(b.state, s.options(tb))
 	b.sink.SetNode(&cluster.Node{Name: "alder", Zone: "z1"})
 	for i := range n {
-		b.sink.SetService(&cluster.Service{
-			Name: b.name(i), Type: "NodePort", Created: int64(i),
-			ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})},
-			Ports:      []cluster.ServicePort{{Name: cluster.Intern("http"), Protocol: "TCP", Port: uint16(80 + i>>16), NodePort: uint16(i)}},
-		})
+		b.sink.SetService(b.service(i))
 		b.sink.SetSlice(b.slice(i))
 	}
 	return b
@@ -44,6 +40,14 @@ func newBig(tb testing.TB, n int) *big {
 
 func (b *big) name(i int) cluster.Name {
 	return cluster.Name{Namespace: "default", Name: fmt.Sprintf("service-%05d", i)}
+}
+
+func (b *big) service(i int) *cluster.Service {
+	return &cluster.Service{
+		Name: b.name(i), Type: "NodePort", Created: int64(i),
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})},
+		Ports:      []cluster.ServicePort{{Name: cluster.Intern("http"), Protocol: "TCP", Port: uint16(80 + i>>16), NodePort: uint16(i)}},
+	}
 }
 
 // slice makes the slice of Service i; its last endpoint is another in each round.
