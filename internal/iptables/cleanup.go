@@ -37,10 +37,10 @@ func cleanup(ctx context.Context, env dataplane.Env, find stores) error {
 		}
 		for _, t := range all {
 			n, err := removeAll(ctx, t)
-			if err != nil {
+			switch {
+			case err != nil:
 				errs = append(errs, fmt.Errorf("clean up the %s store for %s: %w", t.Store(), f, err))
-			}
-			if n > 0 {
+			case n > 0:
 				env.Log.Info("removed iptables rules", "store", t.Store(), "family", f, "chains", n)
 			}
 		}

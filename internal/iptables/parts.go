@@ -123,10 +123,17 @@ func (f *family) deleteInParts(ctx context.Context) error {
 	return nil
 }
 
-// deleteOrder sorts chains so that none comes before one that leads to it.
+// deleteOrder sorts chains so that none comes before one that leads to it: those that
+// all packets pass, then the dispatch and on to endpoints, then those that mark.
 func deleteOrder(a, b rule.Chain) int {
 	rank := func(c rule.Chain) int {
-		order := []string{prefixAddr, prefixPort, prefixExtAddr, prefixExtPort, prefixFWAddr, prefixSources, prefixExternal, prefixService, prefixLocal, prefixEndpoint}
+		order := []string{
+			prefixAddr, prefixPort, prefixExtAddr, prefixExtPort, prefixFWAddr, prefixSources, prefixExternal, "KUBE-XLB-",
+			chainMasqOthers, prefixService, prefixLocal, prefixEndpoint, "KUBE-MARK-",
+		}
+		if c.String() == chainMasqOthers { // begins like a Service's, which lead to it
+			return len(order) - 2
+		}
 		return slices.IndexFunc(order, func(prefix string) bool { return strings.HasPrefix(c.String(), prefix) })
 	}
 	return cmp.Or(rank(a)-rank(b), a.Compare(b))
