@@ -64,7 +64,7 @@ func (k *kernel) sync(within time.Duration) error {
 	if !k.feed.InOrder() {
 		rounds = 2
 	}
-	deadline := time.Now().Add(within)
+	deadline := time.Now().Add(flow.Patient(within))
 	for range rounds {
 		if err := k.mark(time.Until(deadline)); err != nil {
 			return fmt.Errorf("not in the kernel after %s: %w", within, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -164,10 +165,20 @@ func Final(err error) error { return finalError{err} }
 
 func (e finalError) Unwrap() error { return e.error }
 
-// Eventually calls check until it returns nil, for at most d; it returns the last
-// error.
+// Patient is d on this machine: $SCENARIO_PATIENCE times as long, for one that is slow
+// as an emulated one is.
+func Patient(d time.Duration) time.Duration {
+	n, err := strconv.Atoi(os.Getenv("SCENARIO_PATIENCE"))
+	if err != nil {
+		return d
+	}
+	return time.Duration(max(n, 1)) * d
+}
+
+// Eventually calls check until it returns nil, for at most d, see Patient; it returns
+// the last error.
 func Eventually(d time.Duration, check func() error) error {
-	deadline := time.Now().Add(d)
+	deadline := time.Now().Add(Patient(d))
 	for {
 		err := check()
 		var f finalError
