@@ -388,6 +388,27 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
+// Segments outside of any connection are dropped if an endpoint sends them, one that
+// takes no new flows included; nothing else is.
+func TestInvalidSegments(t *testing.T) {
+	w := testWorld(plan.IPv4)
+	for _, liberal := range []bool{false, true} {
+		fake := &nft.Fake{}
+		env := testEnv(plan.IPv4)
+		env.BeLiberal = liberal
+		p := webPlan(0, 1)
+		p.Services[onlyID(p)].Draining = []netip.AddrPort{netip.AddrPortFrom(w.at("pod", 9), 8080)}
+		mustApply(t, newBackend(env, fake), plan.Update{Plan: p})
+		tables := walk.New(nft.IPv4, mustRead(t, fake, plan.IPv4))
+		for n, endpoint := range map[int]bool{1: true, 9: true, 2: false} {
+			f := tables.Send(walk.Packet{Proto: 6, Src: w.at("pod", n), Dst: netip.AddrPortFrom(w.at("client", 7), 4000), In: "cni0", Invalid: true}, nil)
+			if want := endpoint && !liberal; f.Dropped != want {
+				t.Errorf("liberal %v: a segment of pod %d is dropped %v, want %v", liberal, n, f.Dropped, want)
+			}
+		}
+	}
+}
+
 func TestDiff(t *testing.T) {
 	fake := &nft.Fake{}
 	b := newBackend(testEnv(plan.IPv4), fake)

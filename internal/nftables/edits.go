@@ -16,7 +16,8 @@ const (
 	stepFresh   step = iota // elements to which nothing leads yet
 	stepReplace             // data that is replaced, element by element
 	stepForget              // clients of endpoints that are gone
-	stepVerdict             // what leads to data
+	stepVerdict             // what leads to data, new or gone
+	stepSwitch              // what leads to other data than before
 	stepRefuse              // what is behind the verdicts
 	stepStale               // elements to which nothing leads any more
 	steps
@@ -227,7 +228,7 @@ func (c *change) changeFront(was, fr *front, moved []movedSlot) {
 	id := c.edits.owner
 	set, old := was.verdictElement(id)
 	if _, e := fr.verdictElement(id); e != old {
-		c.edits.replace(stepVerdict, set, old, e)
+		c.edits.replace(stepSwitch, set, old, e)
 	}
 	set, old = stickyElement(id, was)
 	_, e := stickyElement(id, fr)
@@ -238,7 +239,7 @@ func (c *change) changeFront(was, fr *front, moved []movedSlot) {
 	case fr.record == "":
 		c.edits.remove(stepVerdict, set, old)
 	default:
-		c.edits.replace(stepVerdict, set, old, e)
+		c.edits.replace(stepSwitch, set, old, e)
 	}
 }
 
@@ -253,7 +254,7 @@ func (c *change) add(s step, set string, e nft.Element) {
 	case s == stepFresh:
 		c.edits.replace(stepReplace, set, known, e)
 	default:
-		c.edits.replace(s, set, known, e)
+		c.edits.replace(stepSwitch, set, known, e)
 	}
 }
 

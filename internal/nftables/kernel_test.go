@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +113,50 @@ func TestKernelRestartWritesNothing(t *testing.T) {
 	mustApply(t, newBackend(testEnv(plan.Families[:]...), k), plan.Update{Plan: p})
 	if k.commits != 0 {
 		t.Errorf("a restart with the state intact writes %d times", k.commits)
+	}
+}
+
+// What is large in one dimension fits: endpoints of a Service, node ports, source ranges.
+func TestKernelTakesLargeObjects(t *testing.T) {
+	inNamespace(t)
+	k := &countingTables{Tables: newKernel(t)}
+	p := webPlan(0, 1)
+	web := *p.Services[onlyID(p)]
+	for n := range 5000 {
+		web.Pools[plan.Cluster] = append(web.Pools[plan.Cluster], plan.Endpoint{
+			Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 128, byte(n >> 8), byte(n)}), 8080), Weight: 1, Elsewhere: true})
+	}
+	vault := *p.Services[onlyID(p)]
+	vault.ID.Name = "vault"
+	vault.Frontends = []plan.Frontend{web.Frontends[0]}
+	vault.Frontends[0].Addr = testWorld(plan.IPv4).at("external", 1)
+	for n := range 1000 {
+		vault.Frontends[0].Allow = append(vault.Frontends[0].Allow, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(16 + n>>7), byte(n << 1), 0}), 24))
+	}
+	ports := *p.Services[onlyID(p)]
+	ports.ID.Name = "ports"
+	ports.Frontends = nil
+	for n := range 65_000 {
+		f := web.Frontends[1]
+		f.Port = uint16(500 + n)
+		ports.Frontends = append(ports.Frontends, f)
+	}
+	web.Frontends = web.Frontends[:1]
+	p.Services = map[plan.ID]*plan.ServicePort{web.ID: &web, vault.ID: &vault, ports.ID: &ports}
+	b := newBackend(testEnv(plan.IPv4), k)
+	mustApply(t, b, plan.Update{Plan: p})
+	c := mustRead(t, k, plan.IPv4)
+	for set, want := range map[string]int{setEndpoints: 5001 + 1, setNodePorts: 65_000, setPortEndpoints: 65_000, setServices: 2} {
+		if have := len(c.Elements[set]); have != want {
+			t.Errorf("%s has %d elements, want %d", set, have, want)
+		}
+	}
+	less := web
+	less.Pools[plan.Cluster] = slices.Delete(slices.Clone(web.Pools[plan.Cluster]), 2500, 2501)
+	k.commits = 0
+	mustApply(t, b, plan.Update{Plan: p, Changed: []plan.Change{{ID: web.ID, Old: &web, New: &less}}})
+	if k.commits > 2 { // the change, and the chain that is not needed any more
+		t.Errorf("an endpoint less takes %d commits", k.commits)
 	}
 }
 

@@ -69,6 +69,12 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 			used[p] = used[p] || u
 		}
 	}
+	guarded := !r.liberal && sp.ID.Protocol == plan.TCP
+	if guarded {
+		for _, a := range sp.Draining {
+			out[reference{set: setEndpointAddrs, addr: a.Addr()}] = struct{}{}
+		}
+	}
 	for pool, eps := range sp.Pools {
 		if !used[pool] {
 			continue
@@ -78,7 +84,7 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 			if e.Weight > 0 && (!e.Elsewhere || unmasked) {
 				out[reference{set: setHairpin, proto: sp.ID.Protocol, port: e.Addr.Port(), addr: e.Addr.Addr()}] = struct{}{}
 			}
-			if !r.liberal && sp.ID.Protocol == plan.TCP {
+			if guarded {
 				out[reference{set: setEndpointAddrs, addr: e.Addr.Addr()}] = struct{}{}
 			}
 		}
