@@ -2,7 +2,9 @@ package app
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,13 +21,23 @@ func (p *proxy) servers(c *config.Config) []health.Server {
 	return []health.Server{
 		{
 			Name: "health", Addr: address(c.Healthz), Handler: p.health.Handler(),
-			HardFail: c.BindAddressHardFail, Failed: failed("FailedToStartProxierHealthcheck"), Log: p.log.Logger,
+			HardFail: c.BindAddressHardFail, Failed: failed("FailedToStartProxierHealthcheck"), Log: p.log.Logger, Listen: p.listen,
 		},
 		{
 			Name: "metrics", Addr: address(c.Metrics), Handler: p.diagnostics(c).Handler(),
-			HardFail: c.BindAddressHardFail, Failed: failed("FailedToStartMetricServer"), Log: p.log.Logger,
+			HardFail: c.BindAddressHardFail, Failed: failed("FailedToStartMetricServer"), Log: p.log.Logger, Listen: p.listen,
 		},
 	}
+}
+
+// listen opens a server's address. Where IPv6 is off an IPv4 wildcard takes IPv4 only;
+// else it takes both families, as kube-proxy's does.
+func (p *proxy) listen(network, addr string) (net.Listener, error) {
+	a, err := netip.ParseAddrPort(addr)
+	if err == nil && a.Addr().Is4() && !slices.Contains(p.families, plan.IPv6) {
+		network = "tcp4"
+	}
+	return net.Listen(network, addr)
 }
 
 // address is the form in which servers take it, "" for none.
