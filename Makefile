@@ -67,6 +67,17 @@ ring7: packages root
 	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 $(GO_TEST) -tags cluster ./test/cluster \
 		| go run ./test/verdict -title 'ring 7' -expected-skips test/expected-skips
 
+# What test-vm runs in the emulated machine, which takes ten times as long: what this
+# system's kernel may lack, and one scenario to see that the rest of it works.
+VM_SCENARIOS ?= testdata/scenarios/sctp.txtar testdata/scenarios/topology-zone.txtar
+VM_MODES ?= iptables,nftables
+
+.PHONY: test-vm
+test-vm: packages root ## scenarios on Debian's own kernel in a virtual machine (VM_SCENARIOS=...)
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/svcproxy ./cmd/scenario
+	SCENARIO_PATIENCE=10 scripts/vm bin/scenario --svcproxy bin/svcproxy --parallel 2 --mode $(VM_MODES) $(VM_SCENARIOS) \
+		| awk '{ print } / skipped$$/ && !/ 0 skipped$$/ { print "a scenario was skipped"; bad = 1 } END { exit bad }'
+
 .PHONY: race
 race: packages ## the tests of the concurrent packages under the race detector
 	CGO_ENABLED=1 go test -race -json -timeout 20m $(RACE) | go run ./test/verdict -title 'race detector' -expected-skips test/expected-skips
