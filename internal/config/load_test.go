@@ -264,6 +264,7 @@ func TestErrors(t *testing.T) {
 				`nodePortAddresses: "primary" cannot be used; give a list`, `ipvs: ["rr"] cannot be used; give fields`, `portRange: 80 cannot be used; give text`,
 			}},
 		{"staleness", []string{"--staleness-limit=0"}, "", []string{"stalenessLimit"}},
+		{"manifests", []string{"--manifests=/a", "--manifests="}, "", []string{"manifests[1]", "names no directory"}},
 		{"positional flag value", []string{"--oom-score-adj=lots"}, "", []string{"--oom-score-adj", "lots"}},
 	}
 	for _, tt := range tests {

@@ -56,6 +56,11 @@ func resolve(p *v1alpha1.KubeProxyConfiguration, own OwnConfiguration, master st
 	r.atLeast("clientConnection.burst", p.ClientConnection.Burst, 0)
 	r.positive("configSyncPeriod", p.ConfigSyncPeriod)
 	r.positive("stalenessLimit", *own.StalenessLimit)
+	for i, dir := range own.Manifests {
+		if dir == "" {
+			r.invalid(fmt.Sprintf("manifests[%d]", i), dir, "names no directory; give one or leave --manifests out")
+		}
+	}
 	r.within("oomScoreAdj", *p.OOMScoreAdj, -1000, 1000)
 	if p.HostnameOverride != "" && c.HostnameOverride == "" {
 		r.invalid("hostnameOverride", p.HostnameOverride, "is only spaces; give the Node's name or leave it out")

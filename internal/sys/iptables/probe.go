@@ -330,6 +330,9 @@ func (p *Finder) hasNAT(ctx context.Context, f Family, pr programs) error {
 		return nil // the first write will tell
 	}
 	if _, err := p.Run(ctx, 1<<16, program, "-w", "5", "-t", string(NAT), "-S", "POSTROUTING"); err != nil {
+		if strings.Contains(err.Error(), "Permission denied") { // the programs say it in the same words
+			return fmt.Errorf("the table nat cannot be read for %s without CAP_NET_ADMIN: run as root: %w (%w)", f, err, ErrUnsupported)
+		}
 		return fmt.Errorf("there is no table nat for %s; load the kernel module %s_nat or build a kernel with it: %w (%w)",
 			f, map[Family]string{IPv4: "iptable", IPv6: "ip6table"}[f], err, ErrUnsupported)
 	}

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -16,6 +17,7 @@ type host struct {
 	prints   map[string]string // by "program arguments"
 	legacy   string            // the legacy store's tables, one a line
 	ipv6     bool
+	fails    error // of what prints nothing; nil: some error
 }
 
 func (h host) finder(t *testing.T, path string) *Finder {
@@ -41,7 +43,7 @@ func (h host) finder(t *testing.T, path string) *Finder {
 		Run: func(_ context.Context, _ int, program string, args ...string) ([]byte, error) {
 			out, ok := h.prints[program+" "+strings.Join(args, " ")]
 			if !ok {
-				return nil, errors.New("it fails")
+				return nil, cmp.Or(h.fails, errors.New("it fails"))
 			}
 			return []byte(out), nil
 		},
@@ -119,6 +121,7 @@ func TestUnsupported(t *testing.T) {
 		"no programs": {host{}, IPv4, "install the package iptables"},
 		"no IPv6":     {host{}, IPv6, "no IPv6"},
 		"no nat":      {host{programs: installed("/usr/sbin", "-nft")}, IPv4, "no table nat"},
+		"no rights":   {host{programs: installed("/usr/sbin", "-nft"), fails: errors.New("exit status 4: Permission denied (you must be root)")}, IPv4, "CAP_NET_ADMIN"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.finder(t, "/usr/sbin").Find(t.Context(), c.family)
