@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -172,6 +173,9 @@ func (c *change) addFront(fr *front) {
 }
 
 func (c *change) addSlots(fr *front, p plan.Pool) {
+	set, _ := fr.slotElement(p, 0, netip.AddrPortFrom(netip.IPv4Unspecified(), 0))
+	fresh := c.edits.at(stepFresh, set)
+	fresh.add = slices.Grow(fresh.add, len(c.new.slots[p]))
 	for slot, ep := range c.new.slots[p] {
 		set, e := fr.slotElement(p, slot, ep)
 		c.add(stepFresh, set, e)
@@ -271,15 +275,15 @@ func (c *change) references() {
 	for k := range want {
 		if c.f.refs.use(k) {
 			s := stepFresh
-			if k.set == setClusterIPs {
+			if k.kind == clusterIP {
 				s = stepRefuse
 			}
-			c.add(s, k.set, k.element())
+			c.add(s, k.kind.set(), k.element(c.f.fam))
 		}
 	}
 	for k := range have {
 		if c.f.refs.release(k) {
-			c.edits.remove(stepStale, k.set, k.element())
+			c.edits.remove(stepStale, k.kind.set(), k.element(c.f.fam))
 		}
 	}
 }

@@ -7,19 +7,39 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
-// reference is an element that several Service ports may need.
+// reference is an element that several Service ports may need. There is one for
+// every endpoint, so it holds no pointer.
 type reference struct {
-	set   string
-	proto plan.Protocol // of setHairpin
+	kind  referenceKind
+	proto plan.Protocol // of a hairpin
 	port  uint16
-	addr  netip.Addr
+	addr  [16]byte
 }
 
-func (r reference) element() nft.Element {
-	if r.set == setHairpin {
-		return nft.Element{Key: nft.Concat(nil).Addr(r.addr).Addr(r.addr).Proto(uint8(r.proto)).Port(r.port).Tuple()}
+// referenceKind is the set in which an element is.
+type referenceKind uint8
+
+const (
+	clusterIP referenceKind = iota
+	hairpin
+	endpointAddr
+)
+
+func (k referenceKind) set() string {
+	return [...]string{setClusterIPs, setHairpin, setEndpointAddrs}[k]
+}
+
+func refer(k referenceKind, a netip.Addr) reference { return reference{kind: k, addr: a.As16()} }
+
+func (r reference) element(f plan.Family) nft.Element {
+	a := netip.AddrFrom16(r.addr)
+	if f == plan.IPv4 {
+		a = a.Unmap()
 	}
-	return nft.Element{Key: nft.AddrTuple(r.addr)}
+	if r.kind == hairpin {
+		return nft.Element{Key: nft.Concat(nil).Addr(a).Addr(a).Proto(uint8(r.proto)).Port(r.port).Tuple()}
+	}
+	return nft.Element{Key: nft.AddrTuple(a)}
 }
 
 // references counts who needs elements.
@@ -58,7 +78,7 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 	for i := range v.fronts {
 		f := &v.fronts[i]
 		if f.Kind == plan.ClusterIP {
-			out[reference{set: setClusterIPs, addr: f.Addr}] = struct{}{}
+			out[refer(clusterIP, f.Addr)] = struct{}{}
 		}
 		for o, rt := range f.Route {
 			if rt.Verdict == plan.Forward && !rt.SNAT && (plan.Origin(o) == plan.FromOutside || f.Kind != plan.ClusterIP && rt.Pool == plan.Cluster) {
@@ -72,7 +92,7 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 	guarded := !r.liberal && sp.ID.Protocol == plan.TCP
 	if guarded {
 		for _, a := range sp.Draining {
-			out[reference{set: setEndpointAddrs, addr: a.Addr()}] = struct{}{}
+			out[refer(endpointAddr, a.Addr())] = struct{}{}
 		}
 	}
 	for pool, eps := range sp.Pools {
@@ -82,10 +102,12 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 		for i := range eps {
 			e := &eps[i]
 			if e.Weight > 0 && (!e.Elsewhere || unmasked) {
-				out[reference{set: setHairpin, proto: sp.ID.Protocol, port: e.Addr.Port(), addr: e.Addr.Addr()}] = struct{}{}
+				h := refer(hairpin, e.Addr.Addr())
+				h.proto, h.port = sp.ID.Protocol, e.Addr.Port()
+				out[h] = struct{}{}
 			}
 			if guarded {
-				out[reference{set: setEndpointAddrs, addr: e.Addr.Addr()}] = struct{}{}
+				out[refer(endpointAddr, e.Addr.Addr())] = struct{}{}
 			}
 		}
 	}
