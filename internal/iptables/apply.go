@@ -162,7 +162,7 @@ func (f *family) write(ctx context.Context, undo map[plan.ID]*plan.ServicePort) 
 		f.checkStyle(ctx)
 	}
 	if f.tables.Store() == sys.NFT && f.track.Differing() > chainsPerRestore {
-		if owner, err := f.writeInParts(ctx); err != nil {
+		if owner, err := f.writeInParts(ctx, undo); err != nil {
 			return owner, err
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"testing"
 
@@ -73,4 +74,40 @@ func crowded() (*plan.Plan, []plan.Packet) {
 		})
 	}
 	return p, packets
+}
+
+// While many chains change at once, and are written in parts, a Service that no longer
+// forwards to outside clients is refused or dropped from the moment on at which it is
+// no longer translated.
+func TestRefusedBeforeUntranslatedInParts(t *testing.T) {
+	for _, store := range bothStores {
+		t.Run(store.String(), func(t *testing.T) {
+			w := testWorld(plan.IPv4)
+			before, _ := crowded()
+			sp := clusterService(w, "edge", 200, w.at("pod", 99))
+			sp.Pools[plan.Local] = sp.Pools[plan.Cluster]
+			sp.Frontends = append(sp.Frontends, plan.Frontend{
+				Kind: plan.LoadBalancerIP, Addr: w.at("external", 20), Port: 80, Route: [3]plan.Route{toCluster, toClusterSNAT, toLocal},
+			})
+			before.Services[sp.ID] = sp
+			after := *before
+			after.Services = maps.Clone(before.Services)
+			gone := clusterService(w, "edge", 200, w.at("remote", 99))
+			gone.Frontends = append(gone.Frontends, sp.Frontends[1])
+			gone.Frontends[1].Route = [3]plan.Route{toCluster, toClusterSNAT, dropped}
+			after.Services[gone.ID] = gone
+
+			b, fakes := onFakes(t, store, plan.IPv4)
+			mustApply(t, b, plan.Update{Plan: before})
+			pkt := plan.Packet{Proto: plan.TCP, Src: w.outside, In: "eth0", Dst: netip.AddrPortFrom(sp.Frontends[1].Addr, 80)}
+			b.families[0].tables = watched{Tables: fakes[plan.IPv4], written: func() {
+				have := newWalker(t, before.Node, fakes[plan.IPv4]).walk(pkt)
+				if !have.equal(wantFate(before, pkt)) && !have.equal(wantFate(&after, pkt)) {
+					t.Errorf("in between, a packet from outside meets %v", have)
+				}
+			}}
+			setMany(t, b, always)
+			mustApply(t, b, difference(before, &after))
+		})
+	}
 }

@@ -88,10 +88,13 @@ func (f *family) writePart(ctx context.Context, p *part) (plan.ID, error) {
 
 // writeInParts writes the chains of Service ports, a few hundred at a time, before
 // anything new leads to them.
-func (f *family) writeInParts(ctx context.Context) (plan.ID, error) {
+func (f *family) writeInParts(ctx context.Context, undo map[plan.ID]*plan.ServicePort) (plan.ID, error) {
 	p := newPart()
 	f.basics(p)
 	for _, sp := range f.dirtyServices() {
+		if begins(sp, undo[sp.ID]) {
+			continue // it forwards less than before: what it refuses comes first, see sections
+		}
 		f.take(p, sp)
 		if len(p.nat.Flush) >= chainsPerRestore {
 			if owner, err := f.writePart(ctx, p); err != nil {
