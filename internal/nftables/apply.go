@@ -58,8 +58,8 @@ type family struct {
 
 // pinned is what the chains that are always there depend on.
 type pinned struct {
-	settings
-	record bool // some Service has affinity
+	settings string
+	record   bool // some Service has affinity
 }
 
 func newFamily(env dataplane.Env, f plan.Family, t nft.Tables) *family {
@@ -183,7 +183,7 @@ func (f *family) follow(u plan.Update, old settings, fresh bool) []error {
 			consider(c.ID, c.New)
 		}
 	}
-	rerender := !fresh && old != f.settings
+	rerender := !fresh && old.key() != f.settings.key()
 	if fresh || rerender {
 		var rest []plan.ID
 		for id := range u.Plan.Services {
@@ -259,7 +259,7 @@ func (f *family) yieldFronts(changes []pending) int {
 	involved := 0
 	for i := range changes {
 		p := &changes[i]
-		keeps := &rendered{service: p.old.service, objects: p.old.objects}
+		keeps := &rendered{service: p.old.service, objects: p.old.objects, ranges: p.old.ranges}
 		for _, fr := range p.old.fronts {
 			if key := string(fr.key); gained[key] && !p.new.has(key) {
 				contested[key] = true
@@ -338,7 +338,7 @@ func (f *family) finish(fresh bool) {
 		f.emit(rest)
 	}
 	f.listed = nil
-	if is := (pinned{f.settings, f.sticky > 0}); fresh || is != f.pinned {
+	if is := (pinned{f.settings.key(), f.sticky > 0}); fresh || is != f.pinned {
 		f.pinChains(true)
 		f.pinned = is
 	}

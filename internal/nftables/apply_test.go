@@ -372,6 +372,24 @@ func TestOldTableStaysInForce(t *testing.T) {
 	}
 }
 
+func TestWhatIsMissingIsNamed(t *testing.T) {
+	for want, err := range map[string]error{"CONFIG_NFT_MASQ, Linux 3.18": unix.ENOENT, "CAP_NET_ADMIN": unix.EPERM} {
+		n := 0
+		fake := &nft.Fake{Refuse: func([]nft.Op) error {
+			if n++; n == 6 { // masquerading is the sixth need
+				return &nft.Error{Err: err}
+			}
+			return nil
+		}}
+		if have := supports(context.Background(), plan.IPv4, fake); have == nil || !strings.Contains(have.Error(), want) {
+			t.Errorf("supports returns %v, want %q in it", have, want)
+		}
+	}
+	if err := supports(context.Background(), plan.IPv6, &nft.Fake{}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestCleanup(t *testing.T) {
 	fake := &nft.Fake{}
 	env := testEnv(plan.Families[:]...)

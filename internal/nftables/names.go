@@ -66,6 +66,7 @@ const (
 	chainOutput      = "nat-output"
 	chainPostrouting = "nat-postrouting"
 	chainForward     = "filter-forward"
+	chainInput       = "filter-input"
 	chainRecordIn    = "record-prerouting"
 	chainRecordOut   = "record-output"
 	chainServices    = "to-services"

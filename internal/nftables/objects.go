@@ -72,35 +72,36 @@ func (f *family) ensure(o object) *entry {
 	if e.exists && e.sum == sum {
 		return e
 	}
-	if o.set != nil {
-		f.writeSet(&o, e)
-	} else {
-		f.writeChain(&o, e)
+	for _, op := range o.write(e.exists) {
+		f.add(op)
 	}
 	e.exists, e.sum = true, sum
 	return e
 }
 
-func (f *family) writeSet(o *object, e *entry) {
-	if e.exists {
-		f.add(nft.Op{Kind: nft.FlushSet, Name: o.set.Name})
-	} else {
-		f.add(nft.Op{Kind: nft.AddSet, Set: o.set})
+// write are the steps that make the object, or replace what is in it.
+func (o *object) write(exists bool) []nft.Op {
+	var ops []nft.Op
+	switch {
+	case o.set != nil && exists:
+		ops = append(ops, nft.Op{Kind: nft.FlushSet, Name: o.set.Name})
+	case o.set != nil:
+		ops = append(ops, nft.Op{Kind: nft.AddSet, Set: o.set})
+	case exists:
+		ops = append(ops, nft.Op{Kind: nft.FlushChain, Name: o.chain.Name})
+	default:
+		ops = append(ops, nft.Op{Kind: nft.AddChain, Chain: o.chain})
 	}
-	if len(o.elements) > 0 {
-		f.add(nft.Op{Kind: nft.AddElements, Set: o.set, Elements: o.elements})
-	}
-}
-
-func (f *family) writeChain(o *object, e *entry) {
-	if e.exists {
-		f.add(nft.Op{Kind: nft.FlushChain, Name: o.chain.Name})
-	} else {
-		f.add(nft.Op{Kind: nft.AddChain, Chain: o.chain})
+	if o.set != nil {
+		if len(o.elements) > 0 {
+			ops = append(ops, nft.Op{Kind: nft.AddElements, Set: o.set, Elements: o.elements})
+		}
+		return ops
 	}
 	for _, r := range o.rules() {
-		f.add(nft.Op{Kind: nft.AddRule, Name: o.chain.Name, Rule: r})
+		ops = append(ops, nft.Op{Kind: nft.AddRule, Name: o.chain.Name, Rule: r})
 	}
+	return ops
 }
 
 // retain counts a user of an object.

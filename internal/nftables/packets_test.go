@@ -120,7 +120,7 @@ func packetsFor(rng *rand.Rand, p *plan.Plan, w world) []plan.Packet {
 			add(sp.ID.Protocol, f.Addr, f.Port+1000)
 		}
 		for _, e := range sp.Pools[plan.Cluster] {
-			if rng.IntN(6) == 0 && (e.OnNode || !e.Elsewhere) { // an endpoint as the client, perhaps its own
+			if rng.IntN(6) == 0 { // an endpoint as the client, perhaps its own
 				sources[e.Addr.Addr()] = map[bool]string{true: "cni0", false: "eth0"}[e.OnNode]
 			}
 		}

@@ -6,63 +6,40 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
-// need is something that the mode needs of the kernel.
-type need struct {
-	what   string // in nft's language
-	option string // of the kernel's configuration
-	since  string // the first version of Linux that has it
-	ops    func(s settings) []nft.Op
-}
-
-// probeTable is never there: see nft.Try.
+// probeTable is never there: see nft.Probe.
 const probeTable = "svcproxy-probe"
 
 // needs lists what is tried, so that the first that fails is the one that is missing.
-func needs() []need {
-	probe := func(typ string, num nft.HookNum, priority int32, statements ...nft.Statement) func(settings) []nft.Op {
-		return func(s settings) []nft.Op {
-			return writing(s.hooked("probe", typ, num, priority, s.rule(statements...)))
-		}
+func needs(s settings) []nft.Need {
+	rule := func(typ string, num nft.HookNum, priority int32, statements ...nft.Statement) []nft.Op {
+		probe := s.hooked("probe", typ, num, priority, s.rule(statements...))
+		return probe.write(false)
 	}
-	set := func(set func(s settings) *nft.Set) func(settings) []nft.Op {
-		return func(s settings) []nft.Op { return []nft.Op{{Kind: nft.AddSet, Set: set(s)}} }
-	}
-	return []need{
-		{"tables", "CONFIG_NF_TABLES, CONFIG_NF_TABLES_IPV4 and CONFIG_NF_TABLES_IPV6", "3.13",
-			func(settings) []nft.Op { return nil }},
-		{"maps whose keys have several fields", "CONFIG_NF_TABLES", "4.1",
-			set(func(s settings) *nft.Set { return s.coreSets()[setEndpoints] })},
-		{"interval sets", "CONFIG_NF_TABLES", "4.1",
-			set(func(s settings) *nft.Set { return s.coreSets()[setServiceRanges] })},
-		{"dynamic maps with a timeout", "CONFIG_NF_TABLES", "4.3",
-			set(func(s settings) *nft.Set { return s.affinitySet(plan.ID{Name: "probe"}, plan.Cluster) })},
-		{"chains of type nat", "CONFIG_NFT_NAT", "3.13 (5.2 without a module per family)",
-			probe("nat", nft.Prerouting, priorityDNAT, nft.Do{Code: nft.Accept})},
-		{"masquerade fully-random", "CONFIG_NFT_MASQ", "3.18",
-			probe("nat", nft.Postrouting, prioritySNAT, nft.Masquerade{})},
-		{"reject in prerouting", "CONFIG_NFT_REJECT", "5.9",
-			probe("nat", nft.Prerouting, priorityDNAT, nft.Reject{})},
-		{"fib saddr type", "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6", "4.10",
-			probe("nat", nft.Output, priorityDNAT, nft.SrcIsLocal{})},
-		{"ct state and ct original ip daddr", "CONFIG_NFT_CT", "4.17",
-			probe("filter", nft.Forward, priorityFilter, nft.Has{Field: nft.State, Bits: nft.StateNew},
+	set := func(set *nft.Set) []nft.Op { return []nft.Op{{Kind: nft.AddSet, Set: set}} }
+	core := s.coreSets()
+	return []nft.Need{
+		{What: "tables", Option: "CONFIG_NF_TABLES, CONFIG_NF_TABLES_IPV4 and CONFIG_NF_TABLES_IPV6", Since: "3.13"},
+		{What: "maps whose keys have several fields", Option: "CONFIG_NF_TABLES", Since: "4.1", Steps: set(core[setEndpoints])},
+		{What: "interval sets", Option: "CONFIG_NF_TABLES", Since: "4.1", Steps: set(core[setServiceRanges])},
+		{What: "dynamic maps with a timeout", Option: "CONFIG_NF_TABLES", Since: "4.3",
+			Steps: set(s.affinitySet(plan.ID{Name: "probe"}, plan.Cluster))},
+		{What: "chains of type nat", Option: "CONFIG_NFT_NAT", Since: "3.13",
+			Steps: rule("nat", nft.Prerouting, priorityDNAT, nft.Do{Code: nft.Accept})},
+		{What: "masquerade fully-random", Option: "CONFIG_NFT_MASQ", Since: "3.18",
+			Steps: rule("nat", nft.Postrouting, prioritySNAT, nft.Masquerade{})},
+		{What: "reject in prerouting", Option: "CONFIG_NFT_REJECT", Since: "5.9",
+			Steps: rule("nat", nft.Prerouting, priorityDNAT, nft.Reject{})},
+		{What: "fib saddr type", Option: "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6", Since: "4.10",
+			Steps: rule("nat", nft.Output, priorityDNAT, nft.SrcIsLocal{})},
+		{What: "ct state and ct original proto-dst", Option: "CONFIG_NFT_CT", Since: "4.17",
+			Steps: rule("filter", nft.Forward, priorityFilter, nft.Has{Field: nft.State, Bits: nft.StateNew},
 				nft.Is{Field: nft.OrigDstPort, Value: nft.PortTuple(1)})},
-		{"numgen and dnat to a map", "CONFIG_NFT_NUMGEN and CONFIG_NFT_NAT", "4.12 (numgen with an offset)", probeDNAT},
+		{What: "numgen and dnat to a map", Option: "CONFIG_NFT_NUMGEN and CONFIG_NFT_NAT", Since: "4.12", Steps: probeDNAT(s)},
 	}
-}
-
-func writing(o object) []nft.Op {
-	ops := []nft.Op{{Kind: nft.AddChain, Chain: o.chain}}
-	for _, r := range o.rules() {
-		ops = append(ops, nft.Op{Kind: nft.AddRule, Name: o.chain.Name, Rule: r})
-	}
-	return ops
 }
 
 // probeDNAT tries the whole way of a flow with affinity.
@@ -76,15 +53,13 @@ func probeDNAT(s settings) []nft.Op {
 	for _, set := range s.coreSets() {
 		ops = append(ops, nft.Op{Kind: nft.AddSet, Set: set})
 	}
-	for _, p := range [...]plan.Pool{plan.Cluster, plan.Local} {
-		ops = append(ops, nft.Op{Kind: nft.AddSet, Set: s.affinitySet(id, p)})
+	objects := append(s.inner(), s.base(true)...)
+	objects = append(objects, object{set: s.affinitySet(id, plan.Cluster)}, object{set: s.affinitySet(id, plan.Local)},
+		object{chain: &nft.Chain{Name: c.name()}, rules: func() []*nft.Rule { return s.classRules(svc.sp, c) }}, s.recordChain(svc, c))
+	for _, o := range objects {
+		ops = append(ops, o.write(false)...)
 	}
-	for _, o := range append(s.inner(), s.base(true)...) {
-		ops = append(ops, writing(o)...)
-	}
-	chain := object{chain: &nft.Chain{Name: c.name()}, rules: func() []*nft.Rule { return s.classRules(svc.sp, c) }}
-	ops = append(ops, writing(chain)...)
-	return append(ops, writing(s.recordChain(svc, c))...)
+	return ops
 }
 
 // Supports returns nil if this host can carry out the mode for a family; else what
@@ -95,18 +70,9 @@ func Supports(ctx context.Context, f plan.Family) error {
 }
 
 func supports(ctx context.Context, f plan.Family, t nft.Tables) error {
-	table := nft.Table{Family: familyOf(f), Name: probeTable}
 	s := settings{family: f, mark: 1, pods: plan.LocalPrefix}
-	for _, n := range needs() {
-		err := nft.Try(ctx, t, table, n.ops(s))
-		if err == nil {
-			continue
-		}
-		if errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("nftables needs CAP_NET_ADMIN; run as root or grant it: %w", err)
-		}
-		return fmt.Errorf("nftables for %s needs %s; use a kernel with %s, Linux %s or newer, or load its modules: %w",
-			f, n.what, n.option, n.since, err)
+	if err := nft.Probe(ctx, t, nft.Table{Family: familyOf(f), Name: probeTable}, needs(s)); err != nil {
+		return fmt.Errorf("nftables for %s: %w", f, err)
 	}
 	return nil
 }

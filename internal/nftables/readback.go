@@ -77,20 +77,14 @@ func (f *family) choose(ctx context.Context) error {
 			return nil
 		}
 	}
-	// Both are there and neither can be used: keep the one that handles packets.
-	for _, t := range tablesOf(f.fam) {
-		c, err := f.tables.Read(ctx, t)
-		if err == nil && isHooked(c) && t != tablesOf(f.fam)[1] {
-			continue
-		}
-		if err := f.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: t}}); err != nil {
-			return err
-		}
-		f.replaced = slices.DeleteFunc(f.replaced, func(r nft.Table) bool { return r == t })
-		f.table, f.known = t, true
-		return nil
+	// Both are there and neither can be used: the first stays in force.
+	t := tablesOf(f.fam)[1]
+	if err := f.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: t}}); err != nil {
+		return err
 	}
-	return errors.New("no name is left for the table")
+	f.replaced = slices.DeleteFunc(f.replaced, func(r nft.Table) bool { return r == t })
+	f.table, f.known = t, true
+	return nil
 }
 
 // isHooked reports whether the kernel calls into a table.

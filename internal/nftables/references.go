@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -71,8 +72,8 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 		return out
 	}
 	sp := v.sp
-	// A pod of another node can meet itself here only where clients from outside
-	// keep their address.
+	// A pod of another node can meet itself here only where clients from outside keep
+	// their address, or where its address counts as one of this node's pods.
 	unmasked := false
 	var used [2]bool
 	for i := range v.fronts {
@@ -101,7 +102,7 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 		}
 		for i := range eps {
 			e := &eps[i]
-			if e.Weight > 0 && (!e.Elsewhere || unmasked) {
+			if e.Weight > 0 && (!e.Elsewhere || unmasked || v.passesForPod(e.Addr.Addr())) {
 				h := refer(hairpin, e.Addr.Addr())
 				h.proto, h.port = sp.ID.Protocol, e.Addr.Port()
 				out[h] = struct{}{}
@@ -112,4 +113,10 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 		}
 	}
 	return out
+}
+
+// passesForPod reports whether packets from a, wherever it is, count as those of a pod
+// of this node.
+func (v *rendered) passesForPod(a netip.Addr) bool {
+	return slices.ContainsFunc(v.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }

@@ -18,7 +18,11 @@ type settings struct {
 	liberal bool // nothing is dropped as INVALID
 	pods    plan.LocalKind
 	name    string // of the interface, or how its name begins
+	ranges  []netip.Prefix
 }
+
+// key stands for all of it, to compare.
+func (s settings) key() string { return fmt.Sprint(s) }
 
 // newSettings takes what matters of a node. The error names a value that no rule can
 // have.
@@ -28,8 +32,8 @@ func newSettings(f plan.Family, mark uint32, liberal bool, n *plan.Node) (settin
 	s.pods, s.name = local.Kind, local.Name
 	switch s.pods {
 	case plan.LocalPrefix:
-		s.name = ""
-		if len(rangesOf(f, local.Prefixes)) == 0 {
+		s.name, s.ranges = "", rangesOf(f, local.Prefixes)
+		if len(s.ranges) == 0 {
 			s.pods = plan.LocalUnknown
 		}
 	case plan.LocalInterface, plan.LocalInterfacePrefix:
@@ -82,6 +86,7 @@ type rendered struct {
 	*service
 	fronts  []front
 	objects []object // those that others lead to first
+	ranges  []netip.Prefix
 }
 
 // object is a chain with its rules, or a set with fixed elements.
@@ -109,7 +114,7 @@ type class struct {
 
 // render says what a Service port needs. It is pure.
 func (s settings) render(svc *service) *rendered {
-	r := &rendered{service: svc}
+	r := &rendered{service: svc, ranges: s.ranges}
 	if svc == nil {
 		return r
 	}

@@ -75,9 +75,11 @@ func (s settings) base(record bool) []object {
 		),
 	}
 	if !s.liberal {
-		out = append(out, s.hooked(chainForward, "filter", nft.Forward, priorityFilter,
-			s.rule(isProto(plan.TCP), nft.Has{Field: nft.State, Bits: nft.StateInvalid},
-				nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: setEndpointAddrs}, nft.Do{Code: nft.Drop})))
+		invalid := s.rule(isProto(plan.TCP), nft.Has{Field: nft.State, Bits: nft.StateInvalid},
+			nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: setEndpointAddrs}, nft.Do{Code: nft.Drop})
+		out = append(out,
+			s.hooked(chainForward, "filter", nft.Forward, priorityFilter, invalid),
+			s.hooked(chainInput, "filter", nft.Input, priorityFilter, invalid)) // masqueraded flows
 	}
 	if !record {
 		return out

@@ -231,17 +231,6 @@ type Tables interface {
 	Close() error
 }
 
-// Try finds out whether the kernel takes some steps, in a table that is made and
-// deleted in the same transaction, so that nobody sees it.
-func Try(ctx context.Context, t Tables, table Table, steps []Op) error {
-	ops := append([]Op{{Kind: AddTable}}, steps...)
-	ops = append(ops, Op{Kind: DeleteTable})
-	for i := range ops {
-		ops[i].Table = table
-	}
-	return t.Commit(ctx, ops)
-}
-
 // Contents is a table as it is there.
 type Contents struct {
 	Table    Table
