@@ -3,25 +3,27 @@ module github.com/svcproxy/svcproxy
 go 1.26.0
 
 require (
-	github.com/fsnotify/fsnotify v1.10.1
-	github.com/google/go-cmp v0.7.0
-	github.com/google/nftables v0.3.0
-	github.com/mdlayher/netlink v1.11.2
-	github.com/prometheus/client_golang v1.24.0
-	github.com/rogpeppe/go-internal v1.14.1
-	github.com/spf13/cobra v1.10.2
-	github.com/spf13/pflag v1.0.10
-	github.com/ti-mo/conntrack v0.6.0
-	github.com/vishvananda/netlink v1.3.1
-	golang.org/x/sys v0.47.0
-	golang.org/x/time v0.15.0
-	k8s.io/api v0.37.2
-	k8s.io/apimachinery v0.37.2
-	k8s.io/client-go v0.37.2
-	k8s.io/component-base v0.37.2
-	k8s.io/klog/v2 v2.140.0
-	k8s.io/kube-proxy v0.37.2
-	sigs.k8s.io/yaml v1.6.0
+	github.com/fsnotify/fsnotify v1.10.1 // manifests and the configuration file are followed live
+	github.com/google/go-cmp v0.7.0 // tests: readable differences
+	github.com/google/nftables v0.3.0 // messages of nf_tables
+	github.com/mdlayher/netlink v1.11.2 // netlink sockets: nf_tables, notifications
+	github.com/prometheus/client_golang v1.24.0 // metrics
+	github.com/rogpeppe/go-internal v1.14.1 // tests: scripts and their archives, the language under scenarios
+	github.com/spf13/cobra v1.10.2 // commands
+	github.com/spf13/pflag v1.0.10 // flags as kube-proxy has them
+	github.com/ti-mo/conntrack v0.6.0 // stale UDP flows
+	github.com/vishvananda/netlink v1.3.1 // addresses, links and routes of the host; namespaces of tests
+	golang.org/x/sys v0.47.0 // system calls
+	golang.org/x/time v0.15.0 // limits of repairs and events
+	k8s.io/api v0.37.2 // the objects that are read
+	k8s.io/apimachinery v0.37.2 // their encodings and meta data
+	k8s.io/client-go v0.37.2 // transport, authentication and kubeconfig of the API source
+	k8s.io/component-base v0.37.2 // types within kube-proxy's configuration
+	k8s.io/klog/v2 v2.140.0 // client-go logs with it; bridged to slog
+	k8s.io/kube-proxy v0.37.2 // the types of its configuration file
+	k8s.io/utils v0.0.0-20260626114624-be93311217bd // addresses with leading zeros, as the API takes them
+	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // strict decoding that names the field
+	sigs.k8s.io/yaml v1.6.0 // YAML as Kubernetes reads it
 )
 
 require (
@@ -57,8 +59,6 @@ require (
 	google.golang.org/protobuf v1.36.12-0.20260120151049-f2248ac996af // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	k8s.io/kube-openapi v0.0.0-20260721132016-d427ff9ee9ad // indirect
-	k8s.io/utils v0.0.0-20260626114624-be93311217bd // indirect
-	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
