@@ -5,13 +5,13 @@ go 1.26.0
 require (
 	github.com/fsnotify/fsnotify v1.10.1 // manifests and the configuration file are followed live
 	github.com/google/go-cmp v0.7.0 // tests: readable differences
-	github.com/google/nftables v0.3.0 // messages of nf_tables
-	github.com/mdlayher/netlink v1.11.2 // netlink sockets: nf_tables, notifications
+	github.com/google/nftables v0.3.0 // tests: rules of the lab's hosts
+	github.com/mdlayher/netlink v1.11.2 // netlink sockets: nf_tables, connection tracking, notifications
 	github.com/prometheus/client_golang v1.24.0 // metrics
 	github.com/rogpeppe/go-internal v1.14.1 // tests: scripts and their archives, the language under scenarios
 	github.com/spf13/cobra v1.10.2 // commands
 	github.com/spf13/pflag v1.0.10 // flags as kube-proxy has them
-	github.com/ti-mo/conntrack v0.6.0 // stale UDP flows
+	github.com/ti-mo/conntrack v0.6.0 // tests: list flows (it cannot have the kernel filter a dump by destination)
 	github.com/vishvananda/netlink v1.3.1 // addresses, links and routes of the host; namespaces of tests
 	golang.org/x/sys v0.47.0 // system calls
 	golang.org/x/time v0.15.0 // limits of repairs and events
