@@ -76,7 +76,7 @@ func (s settings) recorder() object {
 // that it belongs to.
 func stickyElement(id plan.ID, f *front) (set string, e nft.Element) {
 	e.Verdict = nft.Verdict{Code: nft.Goto, Chain: f.record}
-	e.Comment = id.String()
+	e.Comment = remark(id)
 	if f.nodePort() {
 		e.Key = nft.PortTuple(f.Port)
 		return setStickyPorts + protoName(id.Protocol), e

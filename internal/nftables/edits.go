@@ -151,7 +151,7 @@ func (fr *front) slotElement(p plan.Pool, slot int, ep netip.AddrPort) (string, 
 
 // verdictElement is the element that leads to what is done with packets.
 func (fr *front) verdictElement(id plan.ID) (string, nft.Element) {
-	e := nft.Element{Key: fr.key.Tuple(), Verdict: fr.verdict, Comment: id.String()}
+	e := nft.Element{Key: fr.key.Tuple(), Verdict: fr.verdict, Comment: remark(id)}
 	if fr.nodePort() {
 		return setNodePorts, e
 	}

@@ -107,6 +107,13 @@ func TestKernelRestartWritesNothing(t *testing.T) {
 	for range 40 {
 		p = randomPlan(rng, p, plan.Families[:]...)
 	}
+	w := testWorld(plan.IPv4)
+	long := webPlan(time.Hour, 1).Services[onlyID(webPlan(0))] // names as long as they get
+	long.ID = plan.ID{Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 63), Port: strings.Repeat("p", 15), Protocol: plan.SCTP, Family: plan.IPv4}
+	long.Frontends[0].Addr, long.Frontends[1].Port = w.at("service", 200), 32767
+	long.Frontends[1].Route = [3]plan.Route{{}, {SNAT: true}, {Pool: plan.Local}}
+	long.Pools[plan.Local] = long.Pools[plan.Cluster]
+	p.Services[long.ID] = long
 	k := &countingTables{Tables: newKernel(t)}
 	mustApply(t, newBackend(testEnv(plan.Families[:]...), k), plan.Update{Plan: p})
 	k.commits = 0

@@ -93,6 +93,12 @@ func servicePath(id plan.ID) string {
 	return id.Namespace + "/" + id.Name + "/" + id.Port + "/" + protoName(id.Protocol)
 }
 
+// remark is the comment of an element, as far as it fits: it comes back as it is written.
+func remark(id plan.ID) string {
+	const most = 127
+	return id.String()[:min(len(id.String()), most)]
+}
+
 // affinityName is the map of the clients of one pool.
 func affinityName(id plan.ID, p plan.Pool) string {
 	return prefixAffinity + servicePath(id) + "/" + p.String()
