@@ -366,12 +366,7 @@ func (f *family) setRanges(name string, prefixes []netip.Prefix) {
 
 // setAddrs brings the addresses that accept node ports to those of the plan.
 func (f *family) setAddrs(want []netip.Addr) {
-	var own []netip.Addr
-	for _, a := range want {
-		if plan.FamilyOf(a) == f.fam {
-			own = append(own, a)
-		}
-	}
+	own := slices.DeleteFunc(slices.Clone(want), func(a netip.Addr) bool { return plan.FamilyOf(a) != f.fam })
 	if slices.Equal(own, f.addrs) {
 		return
 	}

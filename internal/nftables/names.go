@@ -95,8 +95,7 @@ func servicePath(id plan.ID) string {
 
 // remark is the comment of an element, as far as it fits: it comes back as it is written.
 func remark(id plan.ID) string {
-	const most = 127
-	return id.String()[:min(len(id.String()), most)]
+	return id.String()[:min(len(id.String()), 127)]
 }
 
 // affinityName is the map of the clients of one pool.
