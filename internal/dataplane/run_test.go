@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -50,17 +51,35 @@ func TestFirstSyncWaitsForFacts(t *testing.T) {
 	})
 }
 
+// lockedBuffer is a log that may be read while it is written.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
 // Facts come one after the other at every start; only what does not come is worth a
 // line in the log, and only one.
 func TestWaitingIsLoggedOnceItLasts(t *testing.T) {
-	var log bytes.Buffer
+	var log lockedBuffer
 	onBench(t, func(b *bench, c *Config) {
 		b.world.missing = []string{"api Service", "api Node"}
 		c.Log = slog.New(slog.NewTextHandler(&log, nil))
 	}, func(b *bench) {
 		b.world.edit(func() { b.world.missing = []string{"api Node"} })
 		b.pass(time.Second)
-		if log.Len() > 0 {
+		if log.String() != "" {
 			t.Errorf("logged after a second:\n%s", &log)
 		}
 		b.pass(time.Minute)
@@ -258,7 +277,7 @@ func TestFullReconcileEveryHour(t *testing.T) {
 
 // A failure that stays is one line now and then, and its end is another.
 func TestFailuresThatStayAreLoggedSparingly(t *testing.T) {
-	var log bytes.Buffer
+	var log lockedBuffer
 	lines := func(part string) int { return strings.Count(log.String(), part) }
 	onBench(t, func(b *bench, c *Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) }, func(b *bench) {
 		why := "no memory"
