@@ -280,8 +280,15 @@ func TestFailuresThatStayAreLoggedSparingly(t *testing.T) {
 	var log lockedBuffer
 	lines := func(part string) int { return strings.Count(log.String(), part) }
 	onBench(t, func(b *bench, c *Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) }, func(b *bench) {
-		why := "no memory"
-		b.kernel.fail = func(int, plan.Update) error { return errors.New(why) }
+		var why atomic.Pointer[error]
+		fail := func(text string) { err := errors.New(text); why.Store(&err) }
+		fail("no memory")
+		b.kernel.fail = func(int, plan.Update) error {
+			if err := why.Load(); err != nil {
+				return *err
+			}
+			return nil
+		}
 		b.world.set(service(tcp("web"), 20, 1))
 		b.pass(9 * time.Minute)
 		if n := lines("sync failed"); n != 1 {
@@ -291,12 +298,12 @@ func TestFailuresThatStayAreLoggedSparingly(t *testing.T) {
 		if n := lines("no memory"); n != 2 {
 			t.Errorf("after 12 minutes %d lines:\n%s", n, &log)
 		}
-		why = "no permission"
+		fail("no permission")
 		b.pass(time.Minute)
 		if n := lines("no permission"); n != 1 {
 			t.Errorf("%d lines about another failure:\n%s", n, &log)
 		}
-		b.kernel.fail = nil
+		why.Store(nil)
 		b.pass(time.Minute)
 		if n := lines("sync succeeds again"); n != 1 {
 			t.Errorf("%d lines about the end:\n%s", n, &log)
@@ -564,7 +571,7 @@ func TestRandomWalk(t *testing.T) {
 					b.pass(time.Duration(r.IntN(1500)) * time.Millisecond)
 				}
 				b.kernel.mu.Lock()
-				b.kernel.fail = nil
+				why.Store(nil)
 				b.kernel.mu.Unlock()
 				b.pass(2 * lastRelease) // quarantines end
 				b.wantLines(lines(b.world.want)...)
