@@ -571,7 +571,7 @@ func TestRandomWalk(t *testing.T) {
 					b.pass(time.Duration(r.IntN(1500)) * time.Millisecond)
 				}
 				b.kernel.mu.Lock()
-				why.Store(nil)
+				b.kernel.fail = nil
 				b.kernel.mu.Unlock()
 				b.pass(2 * lastRelease) // quarantines end
 				b.wantLines(lines(b.world.want)...)
