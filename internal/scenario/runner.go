@@ -146,7 +146,7 @@ func (r *Runner) run(c Case, res *Result) (err error) {
 	})
 	s.report(t, res)
 	if r.Keep && s.kernel != nil && s.kernel.net != nil {
-		names, err := s.kernel.net.Keep(fmt.Sprintf("%s-%d-", c.Name, os.Getpid()))
+		names, err := s.kernel.net.Keep(fmt.Sprintf("%s-%d-", strings.ReplaceAll(c.String(), "/", "-"), os.Getpid()))
 		res.Kept = append(res.Kept, names...)
 		if err != nil {
 			return err
