@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -155,6 +156,9 @@ func (o *options) prepare(ctx context.Context, r *scenario.Runner, dir string) (
 		if o.svcproxy, err = subject.Build(ctx, dir); err != nil {
 			return nil, err
 		}
+	}
+	if o.svcproxy, err = filepath.Abs(o.svcproxy); err != nil { // scripts run in folders of their own
+		return nil, err
 	}
 	r.Subject = subject.Svcproxy(o.svcproxy, r.FromAPI)
 	known, err := subject.Modes(ctx, o.svcproxy)
