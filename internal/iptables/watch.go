@@ -18,7 +18,14 @@ const (
 	// mostVerified is how many chains are looked at to confirm what the nft store
 	// told precisely already; reading more takes iptables minutes.
 	mostVerified = 5000
+	// countEvery is the time between two looks at what was dropped as INVALID.
+	countEvery = 30 * time.Second
 )
+
+// dropCounter is Tables that know how many packets a chain has dropped.
+type dropCounter interface {
+	Dropped(ctx context.Context, chain string) (uint64, error)
+}
 
 // Watch implements dataplane.Watcher.
 func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error {
@@ -33,7 +40,7 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	ended := make(chan error, 2*len(families))
+	ended := make(chan error, 3*len(families))
 	run := func(f func() error) {
 		wg.Go(func() {
 			ended <- f()
@@ -51,6 +58,7 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 			})
 		})
 		run(func() error { return b.confirm(ctx, f, suspects, disturbed) })
+		run(func() error { return f.countDropped(ctx) })
 	}
 	wg.Wait()
 	close(ended)
@@ -59,6 +67,30 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// countDropped adds up the packets dropped as INVALID until ctx ends.
+func (f *family) countDropped(ctx context.Context) error {
+	c, ok := f.tables.(dropCounter)
+	if !ok || f.liberal {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	var last uint64
+	for {
+		if n, err := c.Dropped(ctx, chainInvalid); err == nil { // else it is not there yet
+			if n < last {
+				last = 0 // it was written anew
+			}
+			f.env.Stats.Add("iptables_ct_state_invalid_dropped_packets_total", float64(n-last))
+			last = n
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(countEvery):
+		}
+	}
 }
 
 // anyOurs reports whether a chain is ours in any table that is written.

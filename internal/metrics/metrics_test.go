@@ -49,7 +49,7 @@ func TestKinds(t *testing.T) {
 	m.Observe("network_programming_duration_seconds", 61, "IPv6")
 	m.Add("svcproxy_interference_total", 3)
 	m.Compute("svcproxy_view_age_seconds", func() float64 { return 12.5 })
-	m.Compute("iptables_ct_state_invalid_dropped_packets_total", func() float64 { return 5 })
+	m.Add("iptables_ct_state_invalid_dropped_packets_total", 5)
 	text := scrape(t, m, "text/plain")
 	for sample, want := range map[string]string{
 		`kubeproxy_sync_proxy_rules_service_changes_total`:                                                "3",

@@ -57,8 +57,9 @@ var table = []spec{
 	{"kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total", counter, family, nil, []string{"iptables"}, "Failed calls of iptables-restore that wrote changes only."},
 	{"kubeproxy_sync_proxy_rules_iptables_total", gauge, []string{"table", "ip_family"}, nil, []string{"iptables"}, "Rules in force."},
 	{"kubeproxy_sync_proxy_rules_iptables_last", gauge, []string{"table", "ip_family"}, nil, []string{"iptables"}, "Rules written by the last sync."},
-	{"kubeproxy_iptables_ct_state_invalid_dropped_packets_total", computed, nil, nil, []string{"iptables"}, "Packets of Services dropped because connection tracking calls them invalid."},
-	{"kubeproxy_iptables_localhost_nodeports_accepted_packets_total", computed, nil, nil, []string{"iptables"}, "Packets accepted on node ports of loopback addresses."},
+	{"kubeproxy_iptables_ct_state_invalid_dropped_packets_total", counter, nil, nil, []string{"iptables"}, "Packets of Services dropped because connection tracking calls them invalid."},
+	// For dashboards: node ports of loopback addresses are not served by rules.
+	{"kubeproxy_iptables_localhost_nodeports_accepted_packets_total", counter, nil, nil, []string{"iptables"}, "Packets accepted on node ports of loopback addresses."},
 	{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", counter, family, nil, []string{"nftables"}, "Failed nftables transactions."},
 	{"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", counter, family, nil, []string{"nftables"}, "Failed removals of nftables objects."},
 

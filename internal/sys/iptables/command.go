@@ -54,6 +54,30 @@ func NewCommand(f Family, s Store, save, restore string, wait LockWait) *Command
 func (c *Command) Family() Family { return c.family }
 func (c *Command) Store() Store   { return c.store }
 
+// Dropped returns how many packets the DROP rules of a chain of the filter table have
+// met since the chain was last written.
+func (c *Command) Dropped(ctx context.Context, chain string) (uint64, error) {
+	const most = 1 << 20
+	program := strings.TrimSuffix(c.restore, "-restore")
+	out, err := runProgram(ctx, most, program, "-w", strconv.Itoa(lockPatience), "-t", string(Filter), "-nvxL", chain)
+	if err != nil {
+		return 0, fmt.Errorf("count the packets of chain %s: %w", chain, err)
+	}
+	var sum uint64
+	for line := range bytes.Lines(out) { // packets, bytes, target, ...
+		f := bytes.Fields(line)
+		if len(f) < 3 || string(f[2]) != "DROP" {
+			continue
+		}
+		n, err := strconv.ParseUint(string(f[0]), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("count the packets of chain %s: %s prints %q: %w", chain, program, line, err)
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
 // String names the program that writes, for logs.
 func (c *Command) String() string { return c.restore }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -249,5 +250,39 @@ func TestLockIsShared(t *testing.T) {
 	}
 	if d := <-waited; d <= 0 {
 		t.Errorf("reported wait %v", d)
+	}
+}
+
+// Both stores tell how many packets a chain dropped.
+func TestDroppedPacketsAreCounted(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, tables := range kernelTables(t, IPv4) {
+		c := tables.(*Command)
+		if _, err := c.Dropped(t.Context(), "TEST-DROPS"); err == nil {
+			t.Errorf("%s: a chain that is not there is counted", c.Store())
+		}
+		if err := restore(c, "*filter\n:TEST-DROPS - [0:0]\n-A OUTPUT -p udp -m udp --dport 9 -j TEST-DROPS\n"+
+			"-A TEST-DROPS -d 127.0.0.2/32 -j DROP\n-A TEST-DROPS -d 127.0.0.3/32 -j DROP\n-A TEST-DROPS -j RETURN\nCOMMIT\n"); err != nil {
+			t.Fatal(err)
+		}
+		for _, to := range []string{"127.0.0.2:9", "127.0.0.3:9", "127.0.0.3:9", "127.0.0.4:9"} {
+			conn, err := net.Dial("udp4", to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = conn.Write([]byte("x")) // the sender of a dropped packet may be told so
+			conn.Close()
+		}
+		if n, err := c.Dropped(t.Context(), "TEST-DROPS"); err != nil || n != 3 {
+			t.Errorf("%s: %d packets dropped, %v, want 3", c.Store(), n, err)
+		}
+		if err := restore(c, "*filter\n-D OUTPUT -p udp -m udp --dport 9 -j TEST-DROPS\n:TEST-DROPS - [0:0]\n-X TEST-DROPS\nCOMMIT\n"); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
