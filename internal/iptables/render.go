@@ -160,10 +160,11 @@ func (r *renderer) endpoints(v *view) {
 	case v.used[plan.Local]:
 		all = v.candidates[plan.Local]
 	}
+	meetsItself := v.sp.MayMeetItself(r.node.Local[r.family])
 	for i := range all {
 		m := &all[i]
 		r.Begin(rule.NAT(m.chain))
-		if !r.compact && (!m.Elsewhere || v.unmasked || r.passesForPod(m.Addr.Addr())) {
+		if !r.compact && meetsItself(m.Endpoint) {
 			r.Add(rule.FromAddr(m.Addr.Addr()), r.remark(v), markMasq)
 		}
 		set := ""
@@ -172,15 +173,6 @@ func (r *renderer) endpoints(v *view) {
 		}
 		r.Add(rule.Protocol(v.proto), r.remark(v), set, rule.DNAT(m.Addr))
 	}
-}
-
-// passesForPod reports whether packets from a, wherever it is, count as those of a pod
-// of this node. Then they reach ClusterIPs with their own address: pods of other nodes
-// can come by way of this one, and a range of the whole cluster covers them.
-func (r *renderer) passesForPod(a netip.Addr) bool {
-	local := r.node.Local[r.family]
-	return local.Kind == plan.LocalPrefix &&
-		slices.ContainsFunc(local.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // external renders a chain that leads a frontend's packets to a pool by where

@@ -21,9 +21,6 @@ type view struct {
 	direct     []viewed // frontends that lead to a pool's chain without one of their own
 	externals  []external
 	sources    []sources
-	// unmasked: external traffic may reach the cluster pool with its own source
-	// address, so that an endpoint on another node can meet itself here.
-	unmasked bool
 }
 
 // candidate is an endpoint that takes new flows, and its chain.
@@ -100,9 +97,6 @@ func (v *view) look(f *plan.Frontend) {
 		}
 		forwards = true
 		v.used[rt.Pool] = true
-		if f.Kind != plan.ClusterIP && !rt.SNAT && rt.Pool == plan.Cluster || plan.Origin(o) == plan.FromOutside && !rt.SNAT {
-			v.unmasked = true
-		}
 	}
 	switch {
 	case !forwards:

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -72,19 +71,12 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 		return out
 	}
 	sp := v.sp
-	// A pod of another node can meet itself here only where clients from outside keep
-	// their address, or where its address counts as one of this node's pods.
-	unmasked := false
+	meetsItself := sp.MayMeetItself(plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: v.ranges})
 	var used [2]bool
 	for i := range v.fronts {
 		f := &v.fronts[i]
 		if f.Kind == plan.ClusterIP {
 			out[refer(clusterIP, f.Addr)] = struct{}{}
-		}
-		for o, rt := range f.Route {
-			if rt.Verdict == plan.Forward && !rt.SNAT && (plan.Origin(o) == plan.FromOutside || f.Kind != plan.ClusterIP && rt.Pool == plan.Cluster) {
-				unmasked = true
-			}
 		}
 		for p, u := range f.uses {
 			used[p] = used[p] || u
@@ -102,7 +94,7 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 		}
 		for i := range eps {
 			e := &eps[i]
-			if e.Weight > 0 && (!e.Elsewhere || unmasked || v.passesForPod(e.Addr.Addr())) {
+			if e.Weight > 0 && meetsItself(*e) {
 				h := refer(hairpin, e.Addr.Addr())
 				h.proto, h.port = sp.ID.Protocol, e.Addr.Port()
 				out[h] = struct{}{}
@@ -113,10 +105,4 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 		}
 	}
 	return out
-}
-
-// passesForPod reports whether packets from a, wherever it is, count as those of a pod
-// of this node.
-func (v *rendered) passesForPod(a netip.Addr) bool {
-	return slices.ContainsFunc(v.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
