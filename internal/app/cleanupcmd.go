@@ -39,7 +39,7 @@ virtual servers, ipsets) stays until svcproxy has that mode.`,
 // others from it.
 func cleanup(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	var errs []error
-	for _, m := range builtModes() {
+	for _, m := range builtModes(c) {
 		if err := m.Cleanup(ctx, modeEnv(c, log, nil, plan.Families[:])); err != nil {
 			errs = append(errs, fmt.Errorf("remove the objects of mode %s: %w", m.Name, err))
 		}

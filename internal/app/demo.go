@@ -35,7 +35,7 @@ and 10.244.0.1; pods are recognised by the ranges 10.244.0.0/16 and fd00:244::/4
 }
 
 func runDemo(ctx context.Context, env Env, mode, manifests string) error {
-	if _, err := modeNamed(mode); err != nil {
+	if _, err := modeNamed(&config.Config{Mode: mode}); err != nil {
 		return err
 	}
 	if err := demo.Supported(); err != nil {

@@ -60,7 +60,7 @@ func diff(ctx context.Context, env Env, flags *config.Flags) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	mode, err := modeNamed(c.Mode)
+	mode, err := modeNamed(c)
 	if err != nil {
 		return nil, err
 	}

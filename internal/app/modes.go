@@ -27,8 +27,9 @@ type builtMode struct {
 	supports func(context.Context, plan.Family) error
 }
 
-// builtModes are the modes of this build: the one place that knows them.
-func builtModes() []builtMode {
+// builtModes are the modes of this build, set up as c says: the one place that knows
+// them.
+func builtModes(_ *config.Config) []builtMode {
 	return []builtMode{
 		{iptables.Mode(), iptables.Supports},
 		{nftables.Mode(), nftables.Supports},
@@ -48,11 +49,11 @@ func (m builtMode) families(ctx context.Context, h host.Host) (out []plan.Family
 	return plan.Families[:], nil
 }
 
-// modeNamed returns the mode, or an error that says what to use instead.
-func modeNamed(name string) (builtMode, error) {
-	modes := builtModes()
+// modeNamed returns the mode that c asks for, or an error that says what to use instead.
+func modeNamed(c *config.Config) (builtMode, error) {
+	modes := builtModes(c)
 	for _, m := range modes {
-		if m.Name == name {
+		if m.Name == c.Mode {
 			return m, nil
 		}
 	}
@@ -61,7 +62,7 @@ func modeNamed(name string) (builtMode, error) {
 		names = append(names, m.Name)
 	}
 	return builtMode{}, fmt.Errorf("mode %s is not in this build yet; choose one that is with --proxy-mode or the field mode: %s",
-		name, strings.Join(names, ", "))
+		c.Mode, strings.Join(names, ", "))
 }
 
 // modeReport is what "svcproxy modes" says of one mode.
@@ -95,7 +96,7 @@ func newModes(env Env) *cobra.Command {
 }
 
 func reportModes(ctx context.Context) []modeReport {
-	built := builtModes()
+	built := builtModes(&config.Config{}) // with the defaults of all settings
 	var out []modeReport
 	for _, name := range config.Modes {
 		r := modeReport{Name: name, Default: name == config.IPTables}

@@ -84,9 +84,13 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 		Families: p.families, SyncPeriod: c.SyncPeriod, Eligible: p.eligible, Ready: p.ready,
 		Age: p.state.Age, AgeLimit: c.Staleness, Stats: p.metrics, Notes: p.events.notes, Log: log.Logger,
 	})
+	var flows dataplane.FlowTable
+	if !mode.OwnFlows {
+		flows = &conntrack.Kernel{}
+	}
 	p.loop = dataplane.New(dataplane.Config{
 		Mode: mode.Name, Planner: p.checkedPlanner(), Backend: backend, Families: p.families,
-		Log: log.Logger, Stats: p.metrics, Health: p.health, Flows: &conntrack.Kernel{},
+		Log: log.Logger, Stats: p.metrics, Health: p.health, Flows: flows,
 		Notes: p.events.notes, Age: p.state.Age, First: func() { p.firstSync(ctx) },
 		Settings: loopSettings(c),
 	})
@@ -188,7 +192,7 @@ func (p *proxy) followAddresses(ctx context.Context) error {
 
 // firstSync is called once, when the whole plan is in the kernel.
 func (p *proxy) firstSync(ctx context.Context) {
-	for _, m := range builtModes() {
+	for _, m := range builtModes(p.live.get()) {
 		if m.Name == p.mode.Name {
 			continue
 		}

@@ -38,7 +38,7 @@ func runProxy(ctx context.Context, env Env, flags *config.Flags) error {
 		warn(env, warnings)
 		return cleanup(ctx, c, log.Logger)
 	}
-	mode, err := supportedMode(ctx, c.Mode)
+	mode, err := supportedMode(ctx, c)
 	if err != nil {
 		warn(env, warnings)
 		return err
@@ -59,13 +59,13 @@ func runProxy(ctx context.Context, env Env, flags *config.Flags) error {
 }
 
 // supportedMode returns the mode if it can work on this host.
-func supportedMode(ctx context.Context, name string) (builtMode, error) {
-	mode, err := modeNamed(name)
+func supportedMode(ctx context.Context, c *config.Config) (builtMode, error) {
+	mode, err := modeNamed(c)
 	if err != nil {
 		return mode, err
 	}
 	if err := mode.Supported(ctx); err != nil {
-		return mode, fmt.Errorf("mode %s cannot work on this host: %w", name, err)
+		return mode, fmt.Errorf("mode %s cannot work on this host: %w", c.Mode, err)
 	}
 	return mode, nil
 }

@@ -322,6 +322,9 @@ func (c *cycle) succeeded(start time.Time, full bool) {
 	}
 	c.owed, c.urgent, c.failures, c.said = false, false, 0, ""
 	c.report.countNoLocal(done.Changed)
+	for _, f := range c.cfg.Follow {
+		f.Follow(done)
+	}
 	if done.Partial {
 		c.cfg.Log.Info("what the node itself needs is in the kernel", "servicePorts", len(done.Plan.Services))
 		return

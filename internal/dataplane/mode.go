@@ -39,6 +39,15 @@ type Differ interface {
 	Diff(ctx context.Context, p *plan.Plan) ([]string, error)
 }
 
+// Follower works beside a Backend on what the kernel was made to do, as the
+// forwarder of node ports on loopback and the prober of endpoints do.
+type Follower interface {
+	// Follow receives every update after it was applied, the partial one included,
+	// so that all that was ever in u.Changed is the plan. It is called on the loop's
+	// goroutine and must not block or keep the plan's maps.
+	Follow(u plan.Update)
+}
+
 // ObjectError is a failure that one ServicePort causes. The rest was applied or
 // can be, without it.
 type ObjectError struct {
@@ -78,6 +87,9 @@ func (e Env) Mark() uint32 { return 1 << e.MasqueradeBit }
 // Mode is one way of making Services work.
 type Mode struct {
 	Name string
+	// OwnFlows: the mode ends stale UDP flows itself; entries of the connection
+	// tracking table are left alone.
+	OwnFlows bool
 	// Supported returns nil or what is missing, by name, and the remedy.
 	Supported func(context.Context) error
 	// New touches nothing.

@@ -75,6 +75,7 @@ type Config struct {
 	Stats  Stats
 	Health Health               // nil: nobody is told
 	Flows  FlowTable            // nil: stale UDP flows are left alone
+	Follow []Follower           // are told of each update that was applied, in order
 	Notes  func([]plan.Note)    // receives the planner's and the loop's remarks; must not block
 	Age    func() time.Duration // since the facts were last confirmed
 	First  func()               // called once, after the first full Apply that succeeded

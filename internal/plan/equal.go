@@ -32,7 +32,7 @@ func (s *ServicePort) Equal(o *ServicePort) bool {
 	if s == o || s == nil || o == nil {
 		return s == o
 	}
-	return s.ID == o.ID && s.Affinity == o.Affinity &&
+	return s.ID == o.ID && s.Affinity == o.Affinity && s.Chosen() == o.Chosen() &&
 		slices.EqualFunc(s.Frontends, o.Frontends, Frontend.Equal) &&
 		slices.Equal(s.Pools[Cluster], o.Pools[Cluster]) &&
 		slices.Equal(s.Pools[Local], o.Pools[Local]) &&

@@ -189,6 +189,16 @@ type ServicePort struct {
 	// Affinity is the time for which a client sticks to its endpoint, by
 	// address, counted from its last new flow; 0: no affinity.
 	Affinity time.Duration
+	// Policy is what the Service's annotations choose; nil for most: the zero Policy.
+	Policy *Policy
+}
+
+// Chosen returns the Policy, the zero value if there is none.
+func (sp *ServicePort) Chosen() Policy {
+	if sp.Policy == nil {
+		return Policy{}
+	}
+	return *sp.Policy
 }
 
 // LocalKind is the way in which this node's pods are recognised.

@@ -1,0 +1,75 @@
+package plan
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Policy is what annotations on a Service choose beyond the Service API. The zero
+// value leaves everything to the mode and its configuration. Comparable.
+//
+// Weights and the results of health checks are not here: the planner has put them
+// into Endpoint.Weight.
+type Policy struct {
+	// Scheduler is how an endpoint is chosen, by ip_vs's name ("rr", "wlc", "mh") or
+	// "random"; "": the mode's default. A mode without the scheduler uses its default.
+	Scheduler string
+	// SourcePort: a scheduler that hashes counts the source port in ("sh", "mh").
+	SourcePort bool
+	// Fallback: a scheduler that hashes chooses another endpoint when the first
+	// takes no new flows ("sh", "mh").
+	Fallback bool
+	// DrainTimeout is how long flows to an endpoint that was removed may go on;
+	// 0: the mode's default.
+	DrainTimeout time.Duration
+	// VanishedTimeout is the time after which flows to an endpoint that is gone
+	// without having been seen terminating are ended, so that clients connect anew;
+	// 0: they are left alone.
+	VanishedTimeout time.Duration
+	// ClientAddress says whose address endpoints see where a mode has the choice.
+	ClientAddress ClientAddress
+	// ProxyProtocol is the version of the PROXY protocol that the endpoints expect
+	// at the start of a TCP connection, 1 or 2; 0: none.
+	ProxyProtocol uint8
+	// Check says how this node probes the endpoints; the zero value: not at all.
+	Check HealthCheck
+}
+
+// ClientAddress is a wish about the source address that endpoints see.
+type ClientAddress uint8
+
+const (
+	ClientAddressByRoute ClientAddress = iota // as Route.SNAT says
+	ClientAddressKept                         // the client's, also where Route.SNAT would hide it
+	ClientAddressHidden                       // one of the node's
+)
+
+// HealthCheck says how endpoints are probed.
+type HealthCheck struct {
+	Method CheckMethod
+	Path   string // of a CheckHTTP, with its query
+	Code   uint16 // that a CheckHTTP expects; 0: any from 200 to 399
+	// Port is probed in place of the endpoint's own; 0: the endpoint's.
+	Port     uint16
+	Interval time.Duration // from the start of a probe to the start of the next
+	Timeout  time.Duration // of one probe
+	Rise     uint8         // successes in a row after which a failing endpoint counts as healthy
+	Fall     uint8         // failures in a row after which a healthy one counts as failing
+}
+
+// CheckMethod is the kind of a probe.
+type CheckMethod uint8
+
+const (
+	NoCheck   CheckMethod = iota
+	CheckTCP              // a connection is accepted
+	CheckHTTP             // a GET is answered with the expected code
+)
+
+// Target returns where an endpoint at a is probed.
+func (h HealthCheck) Target(a netip.AddrPort) netip.AddrPort {
+	if h.Port == 0 {
+		return a
+	}
+	return netip.AddrPortFrom(a.Addr(), h.Port)
+}
