@@ -16,6 +16,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
 )
 
@@ -78,13 +79,13 @@ func meddle(t *testing.T, tables nft.Tables, ops ...nft.Op) {
 func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			fake := &nft.Fake{}
+			memory := &fake.Tables{}
 			rng := rand.New(rand.NewPCG(seed, 2))
 			lose := func(yes bool) {
-				fake.Refuse = nil
+				memory.Refuse = nil
 				if yes {
 					left := rng.IntN(3)
-					fake.Refuse = func([]nft.Op) error {
+					memory.Refuse = func([]nft.Op) error {
 						if left--; left < 0 {
 							return &nft.Error{Err: unix.ENOBUFS}
 						}
@@ -92,7 +93,7 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 					}
 				}
 			}
-			walkPlans(t, fake, seed, 150, lose, func() nft.Tables { return &nft.Fake{} })
+			walkPlans(t, memory, seed, 150, lose, func() nft.Tables { return &fake.Tables{} })
 		})
 	}
 }
@@ -130,28 +131,28 @@ func TestRestartWritesNothing(t *testing.T) {
 	for range 40 {
 		p = randomPlan(rng, p, plan.Families[:]...)
 	}
-	fake := &nft.Fake{}
-	mustApply(t, newBackend(testEnv(plan.Families[:]...), fake), plan.Update{Plan: p})
-	before := fake.Commits()
-	again := newBackend(testEnv(plan.Families[:]...), fake)
+	memory := &fake.Tables{}
+	mustApply(t, newBackend(testEnv(plan.Families[:]...), memory), plan.Update{Plan: p})
+	before := memory.Commits()
+	again := newBackend(testEnv(plan.Families[:]...), memory)
 	mustApply(t, again, plan.Update{Plan: p, Partial: true})
 	mustApply(t, again, plan.Update{Plan: p})
 	mustApply(t, again, plan.Update{Plan: p})
 	again.Invalidate()
 	mustApply(t, again, plan.Update{Plan: p})
-	if n := fake.Commits() - before; n != 0 {
+	if n := memory.Commits() - before; n != 0 {
 		t.Errorf("a restart with the state intact writes %d times", n)
 	}
 }
 
 // An endpoint that is replaced costs its own elements, whatever else is there.
 func TestReplacedEndpointWritesItsElements(t *testing.T) {
-	fake := &nft.Fake{}
-	b := newBackend(testEnv(plan.IPv4), fake)
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
 	p := webPlan(0, 1, 2, 3)
 	mustApply(t, b, plan.Update{Plan: p})
 	var seen []nft.Op
-	fake.Refuse = func(ops []nft.Op) error { seen = append(seen, ops...); return nil }
+	memory.Refuse = func(ops []nft.Op) error { seen = append(seen, ops...); return nil }
 	q := webPlan(0, 1, 3, 4)
 	mustApply(t, b, difference(p, q))
 	n := 0
@@ -170,13 +171,13 @@ func TestReplacedEndpointWritesItsElements(t *testing.T) {
 // The endpoint that takes over a removed one's slot is always reachable, and no slot
 // is empty: checked between all commits, each of which is one element here.
 func TestRemovalLeavesNoHole(t *testing.T) {
-	fake := &nft.Fake{}
-	b := newBackend(testEnv(plan.IPv4), fake)
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
 	p := webPlan(0, 1, 2, 3, 4)
 	mustApply(t, b, plan.Update{Plan: p})
 	vip := netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80)
 	reached := func() map[string]bool {
-		tables := walk.New(nft.IPv4, mustRead(t, fake, plan.IPv4))
+		tables := walk.New(nft.IPv4, mustRead(t, memory, plan.IPv4))
 		out := map[string]bool{}
 		for i, n := uint32(0), uint32(1); i < n; i++ {
 			f := tables.Send(walk.Packet{Proto: 6, Src: netip.MustParseAddr("198.51.100.7"), Dst: vip, In: "eth0"}, func(mod uint32) uint32 { n = mod; return i })
@@ -200,7 +201,7 @@ func TestRemovalLeavesNoHole(t *testing.T) {
 		for n < len(ops) && (ops[n-1].Kind == nft.DeleteElements && ops[n].Kind == nft.AddElements || ops[n].Kind == nft.AddRule) {
 			n++ // what replaces belongs together
 		}
-		if err := fake.Commit(context.Background(), ops[i:n]); err != nil {
+		if err := memory.Commit(context.Background(), ops[i:n]); err != nil {
 			t.Fatal(err)
 		}
 		i = n
@@ -224,8 +225,8 @@ func onlyID(p *plan.Plan) plan.ID {
 
 // A client keeps its endpoint; when that goes it moves at once, and sticks again.
 func TestClientsOfRemovedEndpointsMove(t *testing.T) {
-	fake := &nft.Fake{}
-	b := newBackend(testEnv(plan.IPv4), fake)
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
 	p := webPlan(time.Hour, 1, 2, 3)
 	mustApply(t, b, plan.Update{Plan: p})
 	table := b.families[0].table
@@ -234,10 +235,10 @@ func TestClientsOfRemovedEndpointsMove(t *testing.T) {
 		w := testWorld(plan.IPv4)
 		return nft.Element{Key: nft.AddrTuple(w.at("client", n)), Data: endpointTuple(netip.AddrPortFrom(w.at("pod", endpoint), 8080))}
 	}
-	meddle(t, fake, nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: []nft.Element{client(1, 1), client(2, 2), client(3, 3), client(4, 2)}})
+	meddle(t, memory, nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: []nft.Element{client(1, 1), client(2, 2), client(3, 3), client(4, 2)}})
 	q := webPlan(time.Hour, 1, 3, 4)
 	together := false
-	fake.Refuse = func(ops []nft.Op) error {
+	memory.Refuse = func(ops []nft.Op) error {
 		slots := slices.ContainsFunc(ops, func(o nft.Op) bool { return o.Kind == nft.AddElements && o.Set.Name == setEndpoints })
 		forget := slices.ContainsFunc(ops, func(o nft.Op) bool { return o.Kind == nft.DeleteElements && o.Set.Name == set.Name })
 		together = together || slots && forget
@@ -245,7 +246,7 @@ func TestClientsOfRemovedEndpointsMove(t *testing.T) {
 	}
 	mustApply(t, b, difference(p, q))
 	var left []string
-	err := fake.Elements(context.Background(), table, set, func(e nft.Element) {
+	err := memory.Elements(context.Background(), table, set, func(e nft.Element) {
 		a, _ := e.Key.Addr(nft.IPv4)
 		left = append(left, a.String())
 	})
@@ -260,8 +261,8 @@ func TestClientsOfRemovedEndpointsMove(t *testing.T) {
 
 // A client whose time ran out between the listing and the commit does not spoil it.
 func TestClientThatLeavesMeanwhile(t *testing.T) {
-	fake := &nft.Fake{}
-	b := newBackend(testEnv(plan.IPv4), fake)
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
 	p := webPlan(time.Hour, 1, 2)
 	mustApply(t, b, plan.Update{Plan: p})
 	set := &nft.Set{Name: affinityName(onlyID(p), plan.Cluster)}
@@ -270,29 +271,29 @@ func TestClientThatLeavesMeanwhile(t *testing.T) {
 	gone := nft.Element{Key: nft.AddrTuple(w.at("client", 1)), Data: endpointTuple(netip.AddrPortFrom(w.at("pod", 2), 8080))}
 	stays := gone
 	stays.Key = nft.AddrTuple(w.at("client", 2))
-	meddle(t, fake, nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: []nft.Element{gone, stays}})
+	meddle(t, memory, nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: []nft.Element{gone, stays}})
 	first := true
-	fake.Refuse = func([]nft.Op) error {
+	memory.Refuse = func([]nft.Op) error {
 		if !first {
 			return nil
 		}
 		first = false
-		return fake.Commit(context.Background(), []nft.Op{{Kind: nft.DeleteElements, Table: table, Set: set, Elements: []nft.Element{gone}}})
+		return memory.Commit(context.Background(), []nft.Op{{Kind: nft.DeleteElements, Table: table, Set: set, Elements: []nft.Element{gone}}})
 	}
 	mustApply(t, b, difference(p, webPlan(time.Hour, 1)))
 	n := 0
-	if err := fake.Elements(context.Background(), table, set, func(nft.Element) { n++ }); err != nil || n != 0 {
+	if err := memory.Elements(context.Background(), table, set, func(nft.Element) { n++ }); err != nil || n != 0 {
 		t.Errorf("%d clients of the removed endpoint are left, %v", n, err)
 	}
 }
 
 // One Service port that the kernel refuses is named.
 func TestRefusedServicePortIsNamed(t *testing.T) {
-	fake := &nft.Fake{}
-	b := newBackend(testEnv(plan.IPv4), fake)
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
 	p := webPlan(0, 1)
 	id := onlyID(p)
-	fake.Refuse = func(ops []nft.Op) error {
+	memory.Refuse = func(ops []nft.Op) error {
 		for i := range ops {
 			if ops[i].Owner == id {
 				return &nft.Error{Op: &ops[i], Err: unix.EINVAL}
@@ -305,13 +306,13 @@ func TestRefusedServicePortIsNamed(t *testing.T) {
 	if !errors.As(err, &oe) || oe.ID != id {
 		t.Fatalf("Apply returns %v, want an ObjectError of %s", err, id)
 	}
-	fake.Refuse = nil
+	memory.Refuse = nil
 	mustApply(t, b, plan.Update{Plan: p})
 }
 
 func TestBadServicePortLeavesTheRest(t *testing.T) {
-	fake := &nft.Fake{}
-	b := newBackend(testEnv(plan.IPv4), fake)
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
 	p := webPlan(0, 1)
 	odd := *p.Services[onlyID(p)]
 	odd.ID.Name = "odd"
@@ -322,7 +323,7 @@ func TestBadServicePortLeavesTheRest(t *testing.T) {
 	if !errors.As(err, &oe) || oe.ID != odd.ID || !strings.Contains(err.Error(), "2001:db8::1") {
 		t.Errorf("Apply returns %v, want an ObjectError that names the address", err)
 	}
-	if s := fake.String(); !strings.Contains(s, `10.62.0.20 . tcp . 80 comment "default/web:http"`) {
+	if s := memory.String(); !strings.Contains(s, `10.62.0.20 . tcp . 80 comment "default/web:http"`) {
 		t.Errorf("the other Service is not there:\n%s", s)
 	}
 }
@@ -331,11 +332,11 @@ func TestBadServicePortLeavesTheRest(t *testing.T) {
 func TestOldTableStaysInForce(t *testing.T) {
 	for name, old := range map[string]nft.Table{"layout": {Family: nft.IPv4, Name: tableName}, "kube-proxy": {Family: nft.IPv4, Name: kubeProxyTable}} {
 		t.Run(name, func(t *testing.T) {
-			fake := &nft.Fake{}
-			meddle(t, fake,
+			memory := &fake.Tables{}
+			meddle(t, memory,
 				nft.Op{Kind: nft.AddTable, Table: old, Comment: "svcproxy, layout 0"},
 				nft.Op{Kind: nft.AddChain, Table: old, Chain: &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Type: "nat", Num: nft.Prerouting, Priority: -100}}})
-			b := newBackend(testEnv(plan.IPv4), fake)
+			b := newBackend(testEnv(plan.IPv4), memory)
 			p := webPlan(0)
 			for id, sp := range p.Services {
 				for n := range 3000 {
@@ -348,11 +349,11 @@ func TestOldTableStaysInForce(t *testing.T) {
 				delete(p.Services, id)
 			}
 			mustApply(t, b, plan.Update{Plan: p, Partial: true})
-			if fake.Commits() != 1 {
+			if memory.Commits() != 1 {
 				t.Error("the part of the plan for the node's start is written beside a table in force")
 			}
 			commits := 0
-			fake.Refuse = func(ops []nft.Op) error {
+			memory.Refuse = func(ops []nft.Op) error {
 				commits++
 				last := ops[len(ops)-1].Kind == nft.DeleteTable
 				hooks := slices.ContainsFunc(ops, func(o nft.Op) bool { return o.Kind == nft.AddChain && o.Chain.Hook != nil })
@@ -365,7 +366,7 @@ func TestOldTableStaysInForce(t *testing.T) {
 			if commits < 3 {
 				t.Errorf("%d commits, want bounded ones", commits)
 			}
-			if ok, _ := fake.Exists(context.Background(), old); ok && old.Name != b.families[0].table.Name {
+			if ok, _ := memory.Exists(context.Background(), old); ok && old.Name != b.families[0].table.Name {
 				t.Error("the old table is still there")
 			}
 		})
@@ -375,32 +376,32 @@ func TestOldTableStaysInForce(t *testing.T) {
 func TestWhatIsMissingIsNamed(t *testing.T) {
 	for want, err := range map[string]error{"CONFIG_NFT_MASQ, Linux 3.18": unix.ENOENT, "CAP_NET_ADMIN": unix.EPERM} {
 		n := 0
-		fake := &nft.Fake{Refuse: func([]nft.Op) error {
+		memory := &fake.Tables{Refuse: func([]nft.Op) error {
 			if n++; n == 6 { // masquerading is the sixth need
 				return &nft.Error{Err: err}
 			}
 			return nil
 		}}
-		if have := supports(context.Background(), plan.IPv4, fake); have == nil || !strings.Contains(have.Error(), want) {
+		if have := supports(context.Background(), plan.IPv4, memory); have == nil || !strings.Contains(have.Error(), want) {
 			t.Errorf("supports returns %v, want %q in it", have, want)
 		}
 	}
-	if err := supports(context.Background(), plan.IPv6, &nft.Fake{}); err != nil {
+	if err := supports(context.Background(), plan.IPv6, &fake.Tables{}); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestCleanup(t *testing.T) {
-	fake := &nft.Fake{}
+	memory := &fake.Tables{}
 	env := testEnv(plan.Families[:]...)
-	mustApply(t, newBackend(env, fake), plan.Update{Plan: webPlan(time.Hour, 1)})
+	mustApply(t, newBackend(env, memory), plan.Update{Plan: webPlan(time.Hour, 1)})
 	foreign := nft.Table{Family: nft.IPv4, Name: "filter"}
-	meddle(t, fake, nft.Op{Kind: nft.AddTable, Table: foreign}, nft.Op{Kind: nft.AddTable, Table: kubeProxyOf(plan.IPv6)})
+	meddle(t, memory, nft.Op{Kind: nft.AddTable, Table: foreign}, nft.Op{Kind: nft.AddTable, Table: kubeProxyOf(plan.IPv6)})
 	for range 2 {
-		if err := cleanup(context.Background(), env, fake); err != nil {
+		if err := cleanup(context.Background(), env, memory); err != nil {
 			t.Fatal(err)
 		}
-		if have, want := fake.String(), "table ip filter {\n}\n"; have != want {
+		if have, want := memory.String(), "table ip filter {\n}\n"; have != want {
 			t.Errorf("left is\n%swant\n%s", have, want)
 		}
 	}
@@ -411,13 +412,13 @@ func TestCleanup(t *testing.T) {
 func TestInvalidSegments(t *testing.T) {
 	w := testWorld(plan.IPv4)
 	for _, liberal := range []bool{false, true} {
-		fake := &nft.Fake{}
+		memory := &fake.Tables{}
 		env := testEnv(plan.IPv4)
 		env.BeLiberal = liberal
 		p := webPlan(0, 1)
 		p.Services[onlyID(p)].Draining = []netip.AddrPort{netip.AddrPortFrom(w.at("pod", 9), 8080)}
-		mustApply(t, newBackend(env, fake), plan.Update{Plan: p})
-		tables := walk.New(nft.IPv4, mustRead(t, fake, plan.IPv4))
+		mustApply(t, newBackend(env, memory), plan.Update{Plan: p})
+		tables := walk.New(nft.IPv4, mustRead(t, memory, plan.IPv4))
 		for n, endpoint := range map[int]bool{1: true, 9: true, 2: false} {
 			f := tables.Send(walk.Packet{Proto: 6, Src: w.at("pod", n), Dst: netip.AddrPortFrom(w.at("client", 7), 4000), In: "cni0", Invalid: true}, nil)
 			if want := endpoint && !liberal; f.Dropped != want {
@@ -428,11 +429,11 @@ func TestInvalidSegments(t *testing.T) {
 }
 
 func TestDiff(t *testing.T) {
-	fake := &nft.Fake{}
-	b := newBackend(testEnv(plan.IPv4), fake)
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
 	p := webPlan(time.Hour, 1, 2)
 	mustApply(t, b, plan.Update{Plan: p})
-	before := fake.String()
+	before := memory.String()
 	for _, c := range []struct {
 		plan *plan.Plan
 		want []string
@@ -449,20 +450,20 @@ func TestDiff(t *testing.T) {
 			"- ip node-port-endpoints: tcp . 31080 . 0x00000001 : 10.61.1.2 . 8080",
 		}},
 	} {
-		lines, err := newBackend(testEnv(plan.IPv4), fake).Diff(context.Background(), c.plan)
+		lines, err := newBackend(testEnv(plan.IPv4), memory).Diff(context.Background(), c.plan)
 		slices.Sort(lines)
 		if err != nil || !slices.Equal(lines, c.want) {
 			t.Errorf("Diff finds %v\n%s\nwant\n%s", err, strings.Join(lines, "\n"), strings.Join(c.want, "\n"))
 		}
 	}
-	if fake.String() != before {
+	if memory.String() != before {
 		t.Error("Diff writes")
 	}
 }
 
 func TestWatchTells(t *testing.T) {
-	fake := &nft.Fake{}
-	b := newBackend(testEnv(plan.IPv4), fake)
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
 	mustApply(t, b, plan.Update{Plan: webPlan(0, 1)})
 	ctx, cancel := context.WithCancel(context.Background())
 	told := make(chan string, 1)
@@ -471,7 +472,7 @@ func TestWatchTells(t *testing.T) {
 	go func() { ended <- b.watch(ctx, ready, func(what string) { told <- what }) }()
 	<-ready
 	mustApply(t, b, plan.Update{Plan: webPlan(0, 1, 2)}) // our own writes are nobody's interference
-	if err := fake.Disturb(nft.Op{Kind: nft.DeleteTable, Table: b.families[0].table}); err != nil {
+	if err := memory.Disturb(nft.Op{Kind: nft.DeleteTable, Table: b.families[0].table}); err != nil {
 		t.Fatal(err)
 	}
 	if what := <-told; what != "table ip svcproxy: delete table" {

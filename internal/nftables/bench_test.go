@@ -13,6 +13,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 )
 
 // timedTables measures commits, by the time that the kernel works for the thread.
@@ -81,7 +82,7 @@ func benchNamespace(b *testing.B) *timedTables {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		b.Fatal(err)
 	}
-	k := &nft.Kernel{}
+	k := &kernel.Tables{}
 	b.Cleanup(func() { _ = k.Close() })
 	return &timedTables{Tables: k}
 }

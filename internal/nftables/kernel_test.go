@@ -17,6 +17,8 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 )
 
 // inNamespace makes the test run in a network namespace of its own.
@@ -31,9 +33,9 @@ func inNamespace(t *testing.T) {
 	}
 }
 
-func newKernel(t *testing.T) *nft.Kernel {
+func newKernel(t *testing.T) *kernel.Tables {
 	t.Helper()
-	k := &nft.Kernel{}
+	k := &kernel.Tables{}
 	t.Cleanup(func() {
 		if err := k.Close(); err != nil {
 			t.Error(err)
@@ -69,7 +71,7 @@ func TestKernelEndStateDoesNotDependOnThePath(t *testing.T) {
 	inNamespace(t)
 	k := newKernel(t)
 	lossy := &lossyTables{Tables: k}
-	walkPlans(t, lossy, 11, 60, func(yes bool) { lossy.lose = yes }, func() nft.Tables { return &nft.Fake{} })
+	walkPlans(t, lossy, 11, 60, func(yes bool) { lossy.lose = yes }, func() nft.Tables { return &fake.Tables{} })
 	if out := listing(t); !strings.Contains(out, "map services") {
 		t.Errorf("nft lists:\n%s", out)
 	}

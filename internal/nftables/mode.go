@@ -15,6 +15,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 )
 
 // Name is the mode's name in kube-proxy's configuration.
@@ -26,10 +27,10 @@ func Mode() dataplane.Mode {
 		Name:      Name,
 		Supported: func(ctx context.Context) error { return Supports(ctx, plan.IPv4) },
 		New: func(env dataplane.Env) (dataplane.Backend, error) {
-			return newBackend(env, &nft.Kernel{}), nil
+			return newBackend(env, &kernel.Tables{}), nil
 		},
 		Cleanup: func(ctx context.Context, env dataplane.Env) error {
-			k := &nft.Kernel{}
+			k := &kernel.Tables{}
 			return errors.Join(cleanup(ctx, env, k), k.Close())
 		},
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
 )
 
@@ -145,8 +146,8 @@ func TestPacketsAsPlanned(t *testing.T) {
 		for seed := range uint64(2 * localWays) {
 			t.Run(fmt.Sprintf("%s/%d", f, seed), func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, uint64(f)))
-				fake := &nft.Fake{}
-				b := newBackend(testEnv(f), fake)
+				memory := &fake.Tables{}
+				b := newBackend(testEnv(f), memory)
 				var p, last *plan.Plan
 				for range 12 {
 					p = randomPlan(rng, p, f)
@@ -154,7 +155,7 @@ func TestPacketsAsPlanned(t *testing.T) {
 					mustApply(t, b, difference(last, p))
 					last = p
 				}
-				c := mustRead(t, fake, f)
+				c := mustRead(t, memory, f)
 				tables := walk.New(familyOf(f), c)
 				for _, pkt := range packetsFor(rng, p, testWorld(f)) {
 					if have, want := walked(t, tables, p, pkt), planned(p, pkt); !have.equal(want) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 )
 
 // probeTable is never there: see nft.Probe.
@@ -65,7 +66,7 @@ func probeDNAT(s settings) []nft.Op {
 // Supports returns nil if this host can carry out the mode for a family; else what
 // is missing, and the remedy.
 func Supports(ctx context.Context, f plan.Family) error {
-	k := &nft.Kernel{}
+	k := &kernel.Tables{}
 	return errors.Join(supports(ctx, f, k), k.Close())
 }
 

@@ -1,7 +1,16 @@
 // Package nft is the seam to nf_tables: tables, chains, sets and maps, their
 // elements, and rules made of a few typed statements, written in transactions and
-// read back. [Kernel] is the running kernel, [Fake] one in memory that holds the
-// same and refuses the same.
+// read back. This package has the words for it and no I/O; package kernel writes to
+// the running kernel, package fake holds the same in memory and refuses the same,
+// package walk carries packets through a listing, package wire has the form in which
+// the kernel is spoken to.
+//
+// A new statement needs: its type and how it compiles (rule.go), its words in a
+// listing (text.go), the shapes of its attributes (package wire), what it does to a
+// packet (package walk, if modes are tested with it), and a line in everyRule in the
+// test of package kernel, which shows that kernel and fake list it alike and that the
+// program nft prints it. A new kind of set is a field of [Set], read and written in
+// package kernel.
 //
 // It speaks netlink itself, above github.com/mdlayher/netlink: commits need the
 // number of the refused message, rules need conntrack keys with a direction, and
@@ -90,8 +99,8 @@ type Set struct {
 	Comment  string
 }
 
-// isMap reports whether elements carry something.
-func (s *Set) isMap() bool { return s.Verdicts || len(s.Data) > 0 }
+// IsMap reports whether elements carry something.
+func (s *Set) IsMap() bool { return s.Verdicts || len(s.Data) > 0 }
 
 // KeyLen is the length of its keys in bytes, DataLen that of its data.
 func (s *Set) KeyLen() int  { return tupleLen(s.Key) }

@@ -25,10 +25,11 @@ func NewRule(f Family, statements ...Statement) *Rule {
 		c.reg = wire.FirstReg
 		s.compile(c)
 	}
-	return newRule(f, c.out)
+	return ReadRule(f, c.out)
 }
 
-func newRule(f Family, exprs []wire.Expr) *Rule {
+// ReadRule makes a rule of the kernel's expressions, for those who list rules.
+func ReadRule(f Family, exprs []wire.Expr) *Rule {
 	return &Rule{exprs: exprs, text: ruleText(f, exprs)}
 }
 

@@ -254,7 +254,7 @@ func (c *Contents) String() string {
 // String is the declaration.
 func (s *Set) String() string {
 	kind, typ := "set", typesText(s.Key)
-	if s.isMap() {
+	if s.IsMap() {
 		kind = "map"
 		if s.Verdicts {
 			typ += " : verdict"

@@ -52,8 +52,8 @@ func AddrType(f Family) Type {
 	return TypeAddr
 }
 
-// typeID is how nft numbers a concatenation: six bits for each type.
-func typeID(types []Type) uint32 {
+// TypeID is how nft numbers a concatenation: six bits for each type.
+func TypeID(types []Type) uint32 {
 	const bits = 6
 	var id uint32
 	for _, t := range types {
@@ -62,8 +62,8 @@ func typeID(types []Type) uint32 {
 	return id
 }
 
-// typesOf is the reverse of typeID; nil if it has types that are not used here.
-func typesOf(id uint32) []Type {
+// TypesOf is the reverse of [TypeID]; nil if it has types that are not used here.
+func TypesOf(id uint32) []Type {
 	const bits = 6
 	var out []Type
 	for ; id != 0; id >>= bits {

@@ -16,7 +16,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
-// Packet is the first packet of a flow, for [Fake.Send].
+// Packet is the first packet of a flow, for [Tables.Send].
 type Packet struct {
 	Proto    uint8
 	Src      netip.Addr

@@ -1,4 +1,7 @@
-package nft
+// Package fake is an nf_tables in memory, for tests: it holds what it is given, refuses
+// what the kernel refuses, and lists the same. A test compares the two. No packet passes
+// through it; package walk does that with a listing.
+package fake
 
 import (
 	"context"
@@ -10,58 +13,58 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
-// Fake is an nf_tables in memory. It holds what it is given, refuses what the kernel
-// refuses, and lists the same. No packet passes through it, so dynamic sets have
-// only the elements that are written.
-type Fake struct {
+// Tables is an nf_tables in memory; the zero value is empty. Dynamic sets have only
+// the elements that are written.
+type Tables struct {
 	// Refuse, if set, is asked before each commit and may refuse it.
-	Refuse func(ops []Op) error
+	Refuse func(ops []nft.Op) error
 
 	mu       sync.Mutex // guards all below
-	tables   map[Table]*fakeTable
+	tables   map[nft.Table]*tableState
 	commits  int
-	watchers map[int]func(Event)
+	watchers map[int]func(nft.Event)
 	next     int // watcher
 }
 
-type fakeTable struct {
+type tableState struct {
 	comment string
-	chains  map[string]*fakeChain
-	sets    map[string]*fakeSet
+	chains  map[string]*chainState
+	sets    map[string]*setState
 }
 
-type fakeChain struct {
-	Chain
-	rules []*Rule
+type chainState struct {
+	nft.Chain
+	rules []*nft.Rule
 	uses  int // rules and elements that lead here
 }
 
-type fakeSet struct {
-	Set
-	elements map[elementKey]Element
+type setState struct {
+	nft.Set
+	elements map[elementKey]nft.Element
 	uses     int // rules that name it
 }
 
 type elementKey struct {
-	key Tuple
+	key nft.Tuple
 	end bool
 }
 
 // Commits returns how many commits changed something.
-func (k *Fake) Commits() int {
+func (k *Tables) Commits() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.commits
 }
 
 // Close implements Tables.
-func (k *Fake) Close() error { return nil }
+func (k *Tables) Close() error { return nil }
 
 // Commit implements Tables.
-func (k *Fake) Commit(ctx context.Context, ops []Op) error {
+func (k *Tables) Commit(ctx context.Context, ops []nft.Op) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -83,24 +86,24 @@ func (k *Fake) Commit(ctx context.Context, ops []Op) error {
 }
 
 // carryOut does all steps or none.
-func (k *Fake) carryOut(ops []Op) ([]func(), error) {
+func (k *Tables) carryOut(ops []nft.Op) ([]func(), error) {
 	if k.tables == nil {
-		k.tables = map[Table]*fakeTable{}
+		k.tables = map[nft.Table]*tableState{}
 	}
-	t := &fakeTransaction{fake: k}
+	t := &transaction{tables: k}
 	for i := range ops {
 		if err := t.step(&ops[i]); err != nil {
 			for _, undo := range slices.Backward(t.undo) {
 				undo()
 			}
-			return nil, &Error{Op: &ops[i], Err: err}
+			return nil, &nft.Error{Op: &ops[i], Err: err}
 		}
 	}
 	return t.undo, nil
 }
 
 // Disturb makes a commit as another program would: watchers are told.
-func (k *Fake) Disturb(ops ...Op) error {
+func (k *Tables) Disturb(ops ...nft.Op) error {
 	k.mu.Lock()
 	_, err := k.carryOut(ops)
 	watchers := slices.Collect(maps.Values(k.watchers))
@@ -109,20 +112,20 @@ func (k *Fake) Disturb(ops ...Op) error {
 		return err
 	}
 	for _, f := range watchers {
-		f(Event{Table: ops[0].Table, What: fmt.Sprintf("table %s: %s", ops[0].Table, ops[0].Kind)})
+		f(nft.Event{Table: ops[0].Table, What: fmt.Sprintf("table %s: %s", ops[0].Table, ops[0].Kind)})
 	}
 	return nil
 }
 
 // Watch implements Tables.
-func (k *Fake) Watch(ctx context.Context, ours func(Table) bool, ready chan<- struct{}, f func(Event)) error {
+func (k *Tables) Watch(ctx context.Context, ours func(nft.Table) bool, ready chan<- struct{}, f func(nft.Event)) error {
 	k.mu.Lock()
 	if k.watchers == nil {
-		k.watchers = map[int]func(Event){}
+		k.watchers = map[int]func(nft.Event){}
 	}
 	id := k.next
 	k.next++
-	k.watchers[id] = func(e Event) {
+	k.watchers[id] = func(e nft.Event) {
 		if ours(e.Table) {
 			f(e)
 		}
@@ -137,14 +140,14 @@ func (k *Fake) Watch(ctx context.Context, ours func(Table) bool, ready chan<- st
 }
 
 // Exists implements Tables.
-func (k *Fake) Exists(ctx context.Context, t Table) (bool, error) {
+func (k *Tables) Exists(ctx context.Context, t nft.Table) (bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.tables[t] != nil, ctx.Err()
 }
 
 // Read implements Tables.
-func (k *Fake) Read(ctx context.Context, name Table) (*Contents, error) {
+func (k *Tables) Read(ctx context.Context, name nft.Table) (*nft.Contents, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -152,11 +155,11 @@ func (k *Fake) Read(ctx context.Context, name Table) (*Contents, error) {
 	defer k.mu.Unlock()
 	t := k.tables[name]
 	if t == nil {
-		return nil, ErrNoTable
+		return nil, nft.ErrNoTable
 	}
-	c := &Contents{Table: name, Comment: t.comment, Chains: map[string]*ChainContents{}, Sets: map[string]*Set{}, Elements: map[string][]Element{}}
+	c := &nft.Contents{Table: name, Comment: t.comment, Chains: map[string]*nft.ChainContents{}, Sets: map[string]*nft.Set{}, Elements: map[string][]nft.Element{}}
 	for n, ch := range t.chains {
-		c.Chains[n] = &ChainContents{Chain: ch.Chain, Rules: slices.Clone(ch.rules)}
+		c.Chains[n] = &nft.ChainContents{Chain: ch.Chain, Rules: slices.Clone(ch.rules)}
 	}
 	for n, s := range t.sets {
 		set := s.Set
@@ -169,12 +172,12 @@ func (k *Fake) Read(ctx context.Context, name Table) (*Contents, error) {
 }
 
 // Elements implements Tables.
-func (k *Fake) Elements(ctx context.Context, t Table, s *Set, f func(Element)) error {
+func (k *Tables) Elements(ctx context.Context, t nft.Table, s *nft.Set, f func(nft.Element)) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	k.mu.Lock()
-	var all []Element
+	var all []nft.Element
 	if table := k.tables[t]; table != nil {
 		if set := table.sets[s.Name]; set != nil {
 			all = slices.Collect(maps.Values(set.elements))
@@ -187,50 +190,50 @@ func (k *Fake) Elements(ctx context.Context, t Table, s *Set, f func(Element)) e
 	return nil
 }
 
-// fakeTransaction is a commit under way.
-type fakeTransaction struct {
-	fake *Fake
-	undo []func()
+// transaction is a commit under way.
+type transaction struct {
+	tables *Tables
+	undo   []func()
 }
 
-func (t *fakeTransaction) step(o *Op) error {
-	tables := t.fake.tables
+func (t *transaction) step(o *nft.Op) error {
+	tables := t.tables.tables
 	table := tables[o.Table]
 	switch o.Kind {
-	case AddTable:
+	case nft.AddTable:
 		if table == nil {
-			tables[o.Table] = &fakeTable{comment: cut(o.Comment), chains: map[string]*fakeChain{}, sets: map[string]*fakeSet{}}
+			tables[o.Table] = &tableState{comment: cut(o.Comment), chains: map[string]*chainState{}, sets: map[string]*setState{}}
 			t.undo = append(t.undo, func() { delete(tables, o.Table) })
 		}
 		return nil
-	case DeleteTable:
+	case nft.DeleteTable:
 		if table == nil {
-			return ErrNotExist
+			return nft.ErrNotExist
 		}
 		delete(tables, o.Table)
 		t.undo = append(t.undo, func() { tables[o.Table] = table })
 		return nil
 	}
 	if table == nil {
-		return ErrNotExist
+		return nft.ErrNotExist
 	}
 	switch o.Kind {
-	case AddChain:
+	case nft.AddChain:
 		return t.addChain(table, o.Chain)
-	case DeleteChain, FlushChain, AddRule:
+	case nft.DeleteChain, nft.FlushChain, nft.AddRule:
 		c := table.chains[o.Name]
 		if c == nil {
-			return ErrNotExist
+			return nft.ErrNotExist
 		}
 		switch o.Kind {
-		case AddRule:
+		case nft.AddRule:
 			return t.addRule(table, c, o.Rule)
-		case DeleteChain:
+		case nft.DeleteChain:
 			return t.deleteChain(table, c)
 		}
 		t.flushChain(table, c)
 		return nil
-	case AddSet:
+	case nft.AddSet:
 		return t.addSet(table, o.Set)
 	}
 	name := o.Name
@@ -239,21 +242,21 @@ func (t *fakeTransaction) step(o *Op) error {
 	}
 	s := table.sets[name]
 	if s == nil {
-		return ErrNotExist
+		return nft.ErrNotExist
 	}
 	switch o.Kind {
-	case DeleteSet:
+	case nft.DeleteSet:
 		if s.uses > 0 {
-			return ErrBusy
+			return nft.ErrBusy
 		}
 		t.flushSet(table, s)
 		delete(table.sets, name)
 		t.undo = append(t.undo, func() { table.sets[name] = s })
-	case FlushSet:
+	case nft.FlushSet:
 		t.flushSet(table, s)
-	case AddElements, DeleteElements:
+	case nft.AddElements, nft.DeleteElements:
 		for _, e := range o.Elements {
-			if err := t.element(table, s, e, o.Kind == AddElements); err != nil {
+			if err := t.element(table, s, e, o.Kind == nft.AddElements); err != nil {
 				return err
 			}
 		}
@@ -262,9 +265,12 @@ func (t *fakeTransaction) step(o *Op) error {
 }
 
 // cut shortens a comment as messages do.
-func cut(s string) string { return wire.CommentOf(wire.Comment(commentOfTable, s), commentOfTable) }
+func cut(s string) string {
+	const typ = 0 // any
+	return wire.CommentOf(wire.Comment(typ, s), typ)
+}
 
-func (t *fakeTransaction) addChain(table *fakeTable, c *Chain) error {
+func (t *transaction) addChain(table *tableState, c *nft.Chain) error {
 	have := table.chains[c.Name]
 	if have != nil {
 		if (have.Hook == nil) != (c.Hook == nil) {
@@ -272,16 +278,16 @@ func (t *fakeTransaction) addChain(table *fakeTable, c *Chain) error {
 		}
 		return nil
 	}
-	n := &fakeChain{Chain: *c}
+	n := &chainState{Chain: *c}
 	n.Comment = cut(c.Comment)
 	table.chains[c.Name] = n
 	t.undo = append(t.undo, func() { delete(table.chains, c.Name) })
 	return nil
 }
 
-func (t *fakeTransaction) deleteChain(table *fakeTable, c *fakeChain) error {
+func (t *transaction) deleteChain(table *tableState, c *chainState) error {
 	if c.uses > 0 {
-		return ErrBusy
+		return nft.ErrBusy
 	}
 	t.flushChain(table, c)
 	delete(table.chains, c.Name)
@@ -290,23 +296,24 @@ func (t *fakeTransaction) deleteChain(table *fakeTable, c *fakeChain) error {
 }
 
 // uses changes the count of users of something; undone with the rest.
-func (t *fakeTransaction) uses(n *int, by int) {
+func (t *transaction) uses(n *int, by int) {
 	*n += by
 	t.undo = append(t.undo, func() { *n -= by })
 }
 
-func (t *fakeTransaction) addRule(table *fakeTable, c *fakeChain, r *Rule) error {
+func (t *transaction) addRule(table *tableState, c *chainState, r *nft.Rule) error {
 	if err := t.refer(table, r, 1); err != nil {
 		return err
 	}
 	have := c.rules
-	kept := &Rule{Comment: cut(r.Comment), exprs: r.exprs, text: r.text}
-	c.rules = append(slices.Clone(have), kept)
+	kept := *r
+	kept.Comment = cut(r.Comment)
+	c.rules = append(slices.Clone(have), &kept)
 	t.undo = append(t.undo, func() { c.rules = have })
 	return nil
 }
 
-func (t *fakeTransaction) flushChain(table *fakeTable, c *fakeChain) {
+func (t *transaction) flushChain(table *tableState, c *chainState) {
 	have := c.rules
 	for _, r := range have {
 		_ = t.refer(table, r, -1) // all of it is there: it was when the rule came
@@ -316,8 +323,8 @@ func (t *fakeTransaction) flushChain(table *fakeTable, c *fakeChain) {
 }
 
 // refer counts what a rule leads to.
-func (t *fakeTransaction) refer(table *fakeTable, r *Rule, by int) error {
-	for _, e := range r.exprs {
+func (t *transaction) refer(table *tableState, r *nft.Rule, by int) error {
+	for _, e := range r.Exprs() {
 		set := ""
 		switch e.Name {
 		case "lookup":
@@ -335,69 +342,69 @@ func (t *fakeTransaction) refer(table *fakeTable, r *Rule, by int) error {
 		}
 		s := table.sets[set]
 		if s == nil {
-			return ErrNotExist
+			return nft.ErrNotExist
 		}
 		t.uses(&s.uses, by)
 	}
 	return nil
 }
 
-func (t *fakeTransaction) lead(table *fakeTable, v Verdict, by int) error {
+func (t *transaction) lead(table *tableState, v nft.Verdict, by int) error {
 	if v.Chain == "" {
 		return nil
 	}
 	c := table.chains[v.Chain]
 	if c == nil {
-		return ErrNotExist
+		return nft.ErrNotExist
 	}
 	t.uses(&c.uses, by)
 	return nil
 }
 
-func (t *fakeTransaction) addSet(table *fakeTable, s *Set) error {
+func (t *transaction) addSet(table *tableState, s *nft.Set) error {
 	have := table.sets[s.Name]
 	if have != nil {
-		if !slices.Equal(have.Key, s.Key) || !slices.Equal(have.Data, s.Data) || have.flags() != s.flags() {
-			return ErrExist
+		if !slices.Equal(have.Key, s.Key) || !slices.Equal(have.Data, s.Data) || have.Verdicts != s.Verdicts || have.Interval != s.Interval || have.Dynamic != s.Dynamic {
+			return nft.ErrExist
 		}
 		return nil
 	}
-	n := &fakeSet{Set: *s, elements: map[elementKey]Element{}}
+	n := &setState{Set: *s, elements: map[elementKey]nft.Element{}}
 	n.Comment = cut(s.Comment)
 	table.sets[s.Name] = n
 	t.undo = append(t.undo, func() { delete(table.sets, s.Name) })
 	return nil
 }
 
-func (t *fakeTransaction) flushSet(table *fakeTable, s *fakeSet) {
+func (t *transaction) flushSet(table *tableState, s *setState) {
 	have := s.elements
 	for _, e := range have {
 		_ = t.lead(table, e.Verdict, -1)
 	}
-	s.elements = map[elementKey]Element{}
+	s.elements = map[elementKey]nft.Element{}
 	t.undo = append(t.undo, func() { s.elements = have })
 }
 
-func (t *fakeTransaction) element(table *fakeTable, s *fakeSet, e Element, add bool) error {
-	if len(e.Key) != tupleLen(s.Key) {
+func (t *transaction) element(table *tableState, s *setState, e nft.Element, add bool) error {
+	if len(e.Key) != s.KeyLen() {
 		return unix.EINVAL
 	}
 	key := elementKey{e.Key, e.End}
 	have, exists := s.elements[key]
 	if !add {
 		if !exists {
-			return ErrNotExist
+			return nft.ErrNotExist
 		}
 		delete(s.elements, key)
 		t.undo = append(t.undo, func() { s.elements[key] = have })
 		return t.lead(table, have.Verdict, -1)
 	}
-	if s.Verdicts && e.Verdict.Code == NoVerdict || len(s.Data) > 0 && len(e.Data) != tupleLen(s.Data) {
+	if s.Verdicts && e.Verdict.Code == nft.NoVerdict || len(s.Data) > 0 && len(e.Data) != s.DataLen() {
 		return unix.EINVAL
 	}
 	if exists {
 		if have.Data != e.Data || have.Verdict != e.Verdict {
-			return ErrExist
+			return nft.ErrExist
 		}
 		return nil
 	}
@@ -411,9 +418,9 @@ func (t *fakeTransaction) element(table *fakeTable, s *fakeSet, e Element, add b
 }
 
 // String lists all tables.
-func (k *Fake) String() string {
+func (k *Tables) String() string {
 	k.mu.Lock()
-	names := slices.SortedFunc(maps.Keys(k.tables), func(a, b Table) int { return strings.Compare(a.String(), b.String()) })
+	names := slices.SortedFunc(maps.Keys(k.tables), func(a, b nft.Table) int { return strings.Compare(a.String(), b.String()) })
 	k.mu.Unlock()
 	var b strings.Builder
 	for _, t := range names {

@@ -1,10 +1,11 @@
-package nft
+package kernel
 
 import (
 	"encoding/binary"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
@@ -19,7 +20,7 @@ func u32(b []byte) uint32 {
 func body(b []byte) []byte { return b[min(4, len(b)):] }
 
 // parseChain reads a chain; table is the one that it belongs to.
-func parseChain(b []byte) (table string, c Chain) {
+func parseChain(b []byte) (table string, c nft.Chain) {
 	wire.EachAttr(b, func(typ uint16, data []byte) {
 		switch typ {
 		case unix.NFTA_CHAIN_TABLE:
@@ -31,7 +32,7 @@ func parseChain(b []byte) (table string, c Chain) {
 			wire.EachAttr(data, func(typ uint16, data []byte) {
 				switch typ {
 				case unix.NFTA_HOOK_HOOKNUM:
-					h.Num = HookNum(u32(data))
+					h.Num = nft.HookNum(u32(data))
 				case unix.NFTA_HOOK_PRIORITY:
 					h.Priority = int32(u32(data))
 				}
@@ -45,15 +46,15 @@ func parseChain(b []byte) (table string, c Chain) {
 	return table, c
 }
 
-func hookOf(c *Chain) *Hook {
+func hookOf(c *nft.Chain) *nft.Hook {
 	if c.Hook == nil {
-		c.Hook = &Hook{}
+		c.Hook = &nft.Hook{}
 	}
 	return c.Hook
 }
 
 // parseRule reads a rule of a table of the family, and the chain that it is in.
-func parseRule(f Family, b []byte) (chain string, r *Rule) {
+func parseRule(f nft.Family, b []byte) (chain string, r *nft.Rule) {
 	var exprs []wire.Expr
 	remark := ""
 	wire.EachAttr(b, func(typ uint16, data []byte) {
@@ -66,15 +67,15 @@ func parseRule(f Family, b []byte) (chain string, r *Rule) {
 			remark = wire.CommentOf(data, commentOfRule)
 		}
 	})
-	r = newRule(f, exprs)
+	r = nft.ReadRule(f, exprs)
 	r.Comment = remark
 	return chain, r
 }
 
 // parseSet reads a set's declaration. Types that are not used here leave Key or
 // Data empty, so that it differs from all that is wanted.
-func parseSet(b []byte) *Set {
-	s := &Set{}
+func parseSet(b []byte) *nft.Set {
+	s := &nft.Set{}
 	var flags, data uint32
 	wire.EachAttr(b, func(typ uint16, d []byte) {
 		switch typ {
@@ -83,7 +84,7 @@ func parseSet(b []byte) *Set {
 		case unix.NFTA_SET_FLAGS:
 			flags = u32(d)
 		case unix.NFTA_SET_KEY_TYPE:
-			s.Key = typesOf(u32(d))
+			s.Key = nft.TypesOf(u32(d))
 		case unix.NFTA_SET_DATA_TYPE:
 			data = u32(d)
 		case unix.NFTA_SET_DESC:
@@ -101,14 +102,14 @@ func parseSet(b []byte) *Set {
 	if flags&unix.NFT_SET_MAP != 0 {
 		s.Verdicts = data == verdictType
 		if !s.Verdicts {
-			s.Data = typesOf(data)
+			s.Data = nft.TypesOf(data)
 		}
 	}
 	return s
 }
 
 // eachElement calls f with the elements of a message.
-func eachElement(b []byte, f func(Element)) {
+func eachElement(b []byte, f func(nft.Element)) {
 	wire.EachAttr(b, func(typ uint16, list []byte) {
 		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			return
@@ -117,8 +118,8 @@ func eachElement(b []byte, f func(Element)) {
 	})
 }
 
-func parseElement(b []byte) Element {
-	var e Element
+func parseElement(b []byte) nft.Element {
+	var e nft.Element
 	wire.EachAttr(b, func(typ uint16, d []byte) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
@@ -129,7 +130,7 @@ func parseElement(b []byte) Element {
 			wire.EachAttr(d, func(typ uint16, v []byte) {
 				switch typ {
 				case unix.NFTA_DATA_VALUE:
-					e.Data = Tuple(v)
+					e.Data = nft.Tuple(v)
 				case unix.NFTA_DATA_VERDICT:
 					e.Verdict = wire.ParseVerdict(v)
 				}
@@ -141,11 +142,11 @@ func parseElement(b []byte) Element {
 	return e
 }
 
-func parseTuple(b []byte) Tuple {
-	var t Tuple
+func parseTuple(b []byte) nft.Tuple {
+	var t nft.Tuple
 	wire.EachAttr(b, func(typ uint16, v []byte) {
 		if typ == unix.NFTA_DATA_VALUE {
-			t = Tuple(v)
+			t = nft.Tuple(v)
 		}
 	})
 	return t

@@ -1,4 +1,4 @@
-package nft
+package kernel
 
 import (
 	"encoding/binary"
@@ -6,6 +6,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
@@ -31,11 +32,11 @@ const (
 	verdictType  = 0xffffff00 // NFT_DATA_VERDICT
 )
 
-func header(f Family, resource uint16) []byte {
+func header(f nft.Family, resource uint16) []byte {
 	return binary.BigEndian.AppendUint16([]byte{byte(f), unix.NFNETLINK_V0}, resource)
 }
 
-func request(kind uint16, flags netlink.HeaderFlags, f Family) netlink.Message {
+func request(kind uint16, flags netlink.HeaderFlags, f nft.Family) netlink.Message {
 	return netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: netlink.Request | flags},
 		Data:   header(f, 0),
@@ -43,62 +44,62 @@ func request(kind uint16, flags netlink.HeaderFlags, f Family) netlink.Message {
 }
 
 // encode appends the messages of a step, and calls each with every one's step.
-func encode(out []netlink.Message, o *Op) []netlink.Message {
+func encode(out []netlink.Message, o *nft.Op) []netlink.Message {
 	switch o.Kind {
-	case AddElements, DeleteElements:
+	case nft.AddElements, nft.DeleteElements:
 		return encodeElements(out, o)
 	}
 	kind, flags := uint16(0), netlink.HeaderFlags(0)
 	switch o.Kind {
-	case AddTable:
+	case nft.AddTable:
 		kind, flags = unix.NFT_MSG_NEWTABLE, netlink.Create
-	case DeleteTable:
+	case nft.DeleteTable:
 		kind = unix.NFT_MSG_DELTABLE
-	case AddChain:
+	case nft.AddChain:
 		kind, flags = unix.NFT_MSG_NEWCHAIN, netlink.Create
-	case DeleteChain:
+	case nft.DeleteChain:
 		kind = unix.NFT_MSG_DELCHAIN
-	case FlushChain:
+	case nft.FlushChain:
 		kind = unix.NFT_MSG_DELRULE
-	case AddRule:
+	case nft.AddRule:
 		kind, flags = unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append
-	case AddSet:
+	case nft.AddSet:
 		kind, flags = unix.NFT_MSG_NEWSET, netlink.Create
-	case DeleteSet:
+	case nft.DeleteSet:
 		kind = unix.NFT_MSG_DELSET
-	case FlushSet:
+	case nft.FlushSet:
 		kind = unix.NFT_MSG_DELSETELEM
 	}
 	m := request(kind, flags, o.Table.Family)
 	w := &wire.Message{Buf: m.Data}
 	w.Text(1, o.Table.Name) // the first attribute of all
 	switch o.Kind {
-	case AddTable:
+	case nft.AddTable:
 		if o.Comment != "" {
 			w.Bytes(tableUserdata, wire.Comment(commentOfTable, o.Comment))
 		}
-	case AddChain:
+	case nft.AddChain:
 		putChain(w, o.Chain)
-	case DeleteChain:
+	case nft.DeleteChain:
 		w.Text(unix.NFTA_CHAIN_NAME, o.Name)
-	case FlushChain:
+	case nft.FlushChain:
 		w.Text(unix.NFTA_RULE_CHAIN, o.Name)
-	case AddRule:
+	case nft.AddRule:
 		w.Text(unix.NFTA_RULE_CHAIN, o.Name)
-		w.Nest(unix.NFTA_RULE_EXPRESSIONS, func() { wire.PutExprs(w, o.Rule.exprs) })
+		w.Nest(unix.NFTA_RULE_EXPRESSIONS, func() { wire.PutExprs(w, o.Rule.Exprs()) })
 		if o.Rule.Comment != "" {
 			w.Bytes(unix.NFTA_RULE_USERDATA, wire.Comment(commentOfRule, o.Rule.Comment))
 		}
-	case AddSet:
+	case nft.AddSet:
 		putSet(w, o.Set)
-	case DeleteSet, FlushSet:
+	case nft.DeleteSet, nft.FlushSet:
 		w.Text(unix.NFTA_SET_NAME, o.Name)
 	}
 	m.Data = w.Buf
 	return append(out, m)
 }
 
-func putChain(w *wire.Message, c *Chain) {
+func putChain(w *wire.Message, c *nft.Chain) {
 	w.Text(unix.NFTA_CHAIN_NAME, c.Name)
 	if c.Hook != nil {
 		w.Nest(unix.NFTA_CHAIN_HOOK, func() {
@@ -112,18 +113,18 @@ func putChain(w *wire.Message, c *Chain) {
 	}
 }
 
-func putSet(w *wire.Message, s *Set) {
+func putSet(w *wire.Message, s *nft.Set) {
 	w.Text(unix.NFTA_SET_NAME, s.Name)
-	w.Number(unix.NFTA_SET_FLAGS, s.flags())
-	w.Number(unix.NFTA_SET_KEY_TYPE, typeID(s.Key))
-	w.Number(unix.NFTA_SET_KEY_LEN, uint32(tupleLen(s.Key)))
+	w.Number(unix.NFTA_SET_FLAGS, flagsOf(s))
+	w.Number(unix.NFTA_SET_KEY_TYPE, nft.TypeID(s.Key))
+	w.Number(unix.NFTA_SET_KEY_LEN, uint32(s.KeyLen()))
 	switch {
 	case s.Verdicts:
 		w.Number(unix.NFTA_SET_DATA_TYPE, verdictType)
 		w.Number(unix.NFTA_SET_DATA_LEN, 16)
 	case len(s.Data) > 0:
-		w.Number(unix.NFTA_SET_DATA_TYPE, typeID(s.Data))
-		w.Number(unix.NFTA_SET_DATA_LEN, uint32(tupleLen(s.Data)))
+		w.Number(unix.NFTA_SET_DATA_TYPE, nft.TypeID(s.Data))
+		w.Number(unix.NFTA_SET_DATA_LEN, uint32(s.DataLen()))
 	}
 	if s.Size > 0 {
 		w.Nest(unix.NFTA_SET_DESC, func() { w.Number(unix.NFTA_SET_DESC_SIZE, s.Size) })
@@ -131,7 +132,7 @@ func putSet(w *wire.Message, s *Set) {
 	w.Number(unix.NFTA_SET_ID, 1) // required; steps name sets
 	var ud []byte
 	if s.Interval {
-		ud = wire.Userdata(ud, byteOrderOfKey, native(bigEndian))
+		ud = wire.Userdata(ud, byteOrderOfKey, binary.NativeEndian.AppendUint32(nil, bigEndian))
 	}
 	if s.Comment != "" {
 		ud = append(ud, wire.Comment(commentOfSet, s.Comment)...)
@@ -141,9 +142,9 @@ func putSet(w *wire.Message, s *Set) {
 	}
 }
 
-func (s *Set) flags() uint32 {
+func flagsOf(s *nft.Set) uint32 {
 	var f uint32
-	if s.isMap() {
+	if s.IsMap() {
 		f |= unix.NFT_SET_MAP
 	}
 	if s.Interval {
@@ -156,10 +157,10 @@ func (s *Set) flags() uint32 {
 }
 
 // encodeElements appends as many messages as the elements need.
-func encodeElements(out []netlink.Message, o *Op) []netlink.Message {
+func encodeElements(out []netlink.Message, o *nft.Op) []netlink.Message {
 	for rest := o.Elements; len(rest) > 0; {
 		m := request(unix.NFT_MSG_NEWSETELEM, netlink.Create, o.Table.Family)
-		if o.Kind == DeleteElements {
+		if o.Kind == nft.DeleteElements {
 			m = request(unix.NFT_MSG_DELSETELEM, 0, o.Table.Family)
 		}
 		w := &wire.Message{Buf: m.Data}
@@ -167,7 +168,7 @@ func encodeElements(out []netlink.Message, o *Op) []netlink.Message {
 		w.Text(unix.NFTA_SET_ELEM_LIST_SET, o.Set.Name)
 		list := w.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED)
 		for len(rest) > 0 && len(w.Buf)-list < elementBytes {
-			putElement(w, o.Set, &rest[0], o.Kind == AddElements)
+			putElement(w, o.Set, &rest[0], o.Kind == nft.AddElements)
 			rest = rest[1:]
 		}
 		w.Close(list)
@@ -177,14 +178,14 @@ func encodeElements(out []netlink.Message, o *Op) []netlink.Message {
 	return out
 }
 
-func putElement(w *wire.Message, s *Set, e *Element, whole bool) {
+func putElement(w *wire.Message, s *nft.Set, e *nft.Element, whole bool) {
 	at := w.Open(unix.NFTA_LIST_ELEM | unix.NLA_F_NESTED)
 	if e.End {
 		w.Number(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 	w.Data(unix.NFTA_SET_ELEM_KEY, string(e.Key))
 	switch {
-	case !whole || !s.isMap():
+	case !whole || !s.IsMap():
 	case s.Verdicts:
 		data := w.Open(unix.NFTA_SET_ELEM_DATA | unix.NLA_F_NESTED)
 		w.Verdict(e.Verdict)

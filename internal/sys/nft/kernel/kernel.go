@@ -1,4 +1,7 @@
-package nft
+// Package kernel is the seam to the nf_tables of the running kernel, by netlink:
+// transactions (encode.go), listings (decode.go) and notifications. Package nft says
+// what the words mean.
+package kernel
 
 import (
 	"context"
@@ -10,6 +13,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
@@ -25,15 +29,15 @@ const (
 	dumpTries = 10
 )
 
-// Kernel is the nf_tables of the network namespace in which its first call was made.
-type Kernel struct {
+// Tables is the nf_tables of the network namespace in which its first call was made.
+type Tables struct {
 	mu      sync.Mutex // guards all below
 	conn    *netlink.Conn
 	writers []uint32 // port numbers of our sockets, newest last
 }
 
 // dial opens the socket on first use.
-func (k *Kernel) dial() (*netlink.Conn, error) {
+func (k *Tables) dial() (*netlink.Conn, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.conn != nil {
@@ -52,7 +56,7 @@ func (k *Kernel) dial() (*netlink.Conn, error) {
 }
 
 // Close implements Tables.
-func (k *Kernel) Close() error {
+func (k *Tables) Close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.conn == nil {
@@ -64,7 +68,7 @@ func (k *Kernel) Close() error {
 }
 
 // Commit implements Tables.
-func (k *Kernel) Commit(ctx context.Context, ops []Op) error {
+func (k *Tables) Commit(ctx context.Context, ops []nft.Op) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -94,7 +98,7 @@ func (k *Kernel) Commit(ctx context.Context, ops []Op) error {
 	})
 	sent, err := c.SendMessages(msgs)
 	if err != nil {
-		return &Error{Err: fmt.Errorf("send %d steps: %w", len(ops), err)}
+		return &nft.Error{Err: fmt.Errorf("send %d steps: %w", len(ops), err)}
 	}
 	seq, err := outcome(c, sent[0].Header.Sequence, sent[len(sent)-2].Header.Sequence)
 	if err == nil {
@@ -103,10 +107,10 @@ func (k *Kernel) Commit(ctx context.Context, ops []Op) error {
 	at := int(seq - sent[0].Header.Sequence)
 	for i, end := range ends {
 		if at > 0 && at < end {
-			return &Error{Op: &ops[i], Err: err}
+			return &nft.Error{Op: &ops[i], Err: err}
 		}
 	}
-	return &Error{Err: err}
+	return &nft.Error{Err: err}
 }
 
 // outcome waits for the answer to a transaction whose messages are numbered from
@@ -139,7 +143,7 @@ func outcome(c *netlink.Conn, first, last uint32) (uint32, error) {
 }
 
 // dump carries out a listing; reset is called before each attempt.
-func (k *Kernel) dump(ctx context.Context, kind uint16, f Family, fill func(*wire.Message), reset func(), each func([]byte)) error {
+func (k *Tables) dump(ctx context.Context, kind uint16, f nft.Family, fill func(*wire.Message), reset func(), each func([]byte)) error {
 	c, err := k.dial()
 	if err != nil {
 		return err
@@ -181,16 +185,16 @@ func (k *Kernel) dump(ctx context.Context, kind uint16, f Family, fill func(*wir
 }
 
 // Exists implements Tables.
-func (k *Kernel) Exists(ctx context.Context, t Table) (bool, error) {
+func (k *Tables) Exists(ctx context.Context, t nft.Table) (bool, error) {
 	_, err := k.tableComment(ctx, t)
-	if errors.Is(err, ErrNoTable) {
+	if errors.Is(err, nft.ErrNoTable) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
 // tableComment asks for one table.
-func (k *Kernel) tableComment(ctx context.Context, t Table) (string, error) {
+func (k *Tables) tableComment(ctx context.Context, t nft.Table) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
@@ -211,8 +215,8 @@ func (k *Kernel) tableComment(ctx context.Context, t Table) (string, error) {
 		if oe, ok := errors.AsType[*netlink.OpError](err); ok && oe.Sequence != 0 && oe.Sequence != sent.Header.Sequence {
 			continue
 		}
-		if errors.Is(err, ErrNotExist) {
-			return "", ErrNoTable
+		if errors.Is(err, nft.ErrNotExist) {
+			return "", nft.ErrNoTable
 		}
 		if err != nil {
 			return "", fmt.Errorf("ask for table %s: %w", t, err)
@@ -233,18 +237,18 @@ func (k *Kernel) tableComment(ctx context.Context, t Table) (string, error) {
 }
 
 // Read implements Tables.
-func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
+func (k *Tables) Read(ctx context.Context, t nft.Table) (*nft.Contents, error) {
 	remark, err := k.tableComment(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	c := &Contents{Table: t, Comment: remark}
+	c := &nft.Contents{Table: t, Comment: remark}
 	fail := func(what string, err error) error { return fmt.Errorf("list %s of table %s: %w", what, t, err) }
 	err = k.dump(ctx, unix.NFT_MSG_GETCHAIN, t.Family, func(*wire.Message) {},
-		func() { c.Chains = map[string]*ChainContents{} },
+		func() { c.Chains = map[string]*nft.ChainContents{} },
 		func(b []byte) {
 			if table, ch := parseChain(b); table == t.Name {
-				c.Chains[ch.Name] = &ChainContents{Chain: ch}
+				c.Chains[ch.Name] = &nft.ChainContents{Chain: ch}
 			}
 		})
 	if err != nil {
@@ -268,7 +272,7 @@ func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
 	}
 	err = k.dump(ctx, unix.NFT_MSG_GETSET, t.Family,
 		func(w *wire.Message) { w.Text(unix.NFTA_SET_TABLE, t.Name) },
-		func() { c.Sets = map[string]*Set{} },
+		func() { c.Sets = map[string]*nft.Set{} },
 		func(b []byte) {
 			s := parseSet(b)
 			c.Sets[s.Name] = s
@@ -276,7 +280,7 @@ func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
 	if err != nil {
 		return nil, fail("sets", err)
 	}
-	c.Elements = map[string][]Element{}
+	c.Elements = map[string][]nft.Element{}
 	for _, s := range c.Sets {
 		if s.Dynamic {
 			continue
@@ -288,9 +292,13 @@ func (k *Kernel) Read(ctx context.Context, t Table) (*Contents, error) {
 	return c, nil
 }
 
-func (k *Kernel) elements(ctx context.Context, t Table, s *Set) ([]Element, error) {
-	var out []Element
-	var seen map[elementKey]struct{}
+func (k *Tables) elements(ctx context.Context, t nft.Table, s *nft.Set) ([]nft.Element, error) {
+	var out []nft.Element
+	type place struct { // keys and ends of ranges apart
+		key nft.Tuple
+		end bool
+	}
+	var seen map[place]struct{}
 	// A set that grows its hash table meanwhile is walked from its beginning again,
 	// so that some elements come twice and others not at all.
 	twice := false
@@ -301,10 +309,10 @@ func (k *Kernel) elements(ctx context.Context, t Table, s *Set) ([]Element, erro
 				w.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
 				w.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
 			},
-			func() { out, seen, twice = nil, map[elementKey]struct{}{}, false },
+			func() { out, seen, twice = nil, map[place]struct{}{}, false },
 			func(b []byte) {
-				eachElement(b, func(e Element) {
-					key := elementKey{e.Key, e.End}
+				eachElement(b, func(e nft.Element) {
+					key := place{e.Key, e.End}
 					_, again := seen[key]
 					twice = twice || again
 					seen[key] = struct{}{}
@@ -313,7 +321,7 @@ func (k *Kernel) elements(ctx context.Context, t Table, s *Set) ([]Element, erro
 					}
 				})
 			})
-		if errors.Is(err, ErrNotExist) {
+		if errors.Is(err, nft.ErrNotExist) {
 			return nil, nil
 		}
 		if err != nil {
@@ -324,7 +332,7 @@ func (k *Kernel) elements(ctx context.Context, t Table, s *Set) ([]Element, erro
 }
 
 // Elements implements Tables.
-func (k *Kernel) Elements(ctx context.Context, t Table, s *Set, f func(Element)) error {
+func (k *Tables) Elements(ctx context.Context, t nft.Table, s *nft.Set, f func(nft.Element)) error {
 	all, err := k.elements(ctx, t, s)
 	for _, e := range all {
 		f(e)
@@ -333,7 +341,7 @@ func (k *Kernel) Elements(ctx context.Context, t Table, s *Set, f func(Element))
 }
 
 // isOwn reports whether a notification is about a commit of ours.
-func (k *Kernel) isOwn(port uint32) bool {
+func (k *Tables) isOwn(port uint32) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, w := range k.writers {
@@ -345,7 +353,7 @@ func (k *Kernel) isOwn(port uint32) bool {
 }
 
 // Watch implements Tables.
-func (k *Kernel) Watch(ctx context.Context, ours func(Table) bool, ready chan<- struct{}, f func(Event)) error {
+func (k *Tables) Watch(ctx context.Context, ours func(nft.Table) bool, ready chan<- struct{}, f func(nft.Event)) error {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return fmt.Errorf("open a netfilter socket: %w", err)
@@ -358,7 +366,7 @@ func (k *Kernel) Watch(ctx context.Context, ours func(Table) bool, ready chan<- 
 	close(ready)
 	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	var seen []Event // of the commit that is being told
+	var seen []nft.Event // of the commit that is being told
 	for {
 		msgs, err := c.Receive()
 		switch {
@@ -416,8 +424,8 @@ func committer(b []byte) string {
 }
 
 // parseEvent says what a notification tells. Time that runs out is no event.
-func parseEvent(kind int, b []byte) Event {
-	e := Event{Table: Table{Family: Family(b[0])}}
+func parseEvent(kind int, b []byte) nft.Event {
+	e := nft.Event{Table: nft.Table{Family: nft.Family(b[0])}}
 	name := ""
 	wire.EachAttr(body(b), func(typ uint16, d []byte) {
 		switch typ {
@@ -440,7 +448,7 @@ func parseEvent(kind int, b []byte) Event {
 		unix.NFT_MSG_NEWSETELEM: "elements were added to %s", unix.NFT_MSG_DELSETELEM: "elements of %s were deleted",
 	}[kind]
 	if !ok {
-		return Event{}
+		return nft.Event{}
 	}
 	if name != "" {
 		what = fmt.Sprintf(what, name)
