@@ -94,6 +94,13 @@ type Mode struct {
 	Supported func(context.Context) error
 	// New touches nothing.
 	New func(Env) (Backend, error)
-	// Cleanup removes every trace; safe if there is none, and without API.
+	// Cleanup removes every trace, kube-proxy's in the same mode too; safe if there is
+	// none, and without API.
 	Cleanup func(context.Context, Env) error
+	// InForce reports whether packets may still pass objects of the mode, svcproxy's
+	// or kube-proxy's. nil: it cannot be told.
+	InForce func(context.Context, Env) (bool, error)
+	// CleanupKubeProxy removes what a kube-proxy in this mode has left, but for what
+	// svcproxy has taken over. nil: there is nothing that could be told apart.
+	CleanupKubeProxy func(context.Context, Env) error
 }

@@ -26,22 +26,80 @@ func hostStores(env dataplane.Env) stores {
 // both stores and both families. A family or store that the host does not have
 // holds nothing.
 func cleanup(ctx context.Context, env dataplane.Env, find stores) error {
+	return each(ctx, find, func(f plan.Family, t sys.Tables) error {
+		n, err := removeAll(ctx, t)
+		if err == nil && n > 0 {
+			env.Log.Info("removed iptables rules", "store", t.Store(), "family", f, "chains", n)
+		}
+		return err
+	})
+}
+
+// cleanupKubeProxy does the same where svcproxy has not been: it uses kube-proxy's
+// chains, so that in a store with rules of both they are all its own.
+func cleanupKubeProxy(ctx context.Context, env dataplane.Env, find stores) error {
+	return each(ctx, find, func(f plan.Family, t sys.Tables) error {
+		taken, err := takenOver(ctx, t)
+		switch {
+		case err != nil:
+			return err
+		case taken:
+			env.Log.Info("these iptables rules are svcproxy's and stay", "store", t.Store(), "family", f)
+			return nil
+		}
+		n, err := removeAll(ctx, t)
+		if err == nil && n > 0 {
+			env.Log.Info("removed kube-proxy's iptables rules", "store", t.Store(), "family", f, "chains", n)
+		}
+		return err
+	})
+}
+
+// takenOver reports whether a store holds the one chain of the filter table that
+// svcproxy always writes and kube-proxy never.
+func takenOver(ctx context.Context, t sys.Tables) (bool, error) {
+	s := newScan(sys.Filter)
+	taken := false
+	s.Own = func(chain string) bool {
+		taken = taken || chain == chainAccept
+		return false
+	}
+	err := s.Read(ctx, t)
+	return taken, err
+}
+
+// inForce reports whether a built-in chain of any store leads to chains of ours or of
+// kube-proxy. KUBE-FIREWALL is kubelet's too and does not count.
+func inForce(ctx context.Context, find stores) (bool, error) {
+	found := false
+	err := each(ctx, find, func(_ plan.Family, t sys.Tables) error {
+		for _, table := range []sys.Table{sys.NAT, sys.Filter} {
+			s := newScan(table)
+			s.Each = func(rule.Chain, []byte) error { return nil }
+			if err := s.Read(ctx, t); err != nil {
+				return fmt.Errorf("table %s: %w", table, err)
+			}
+			found = found || len(s.Jumps) > 0
+		}
+		return nil
+	})
+	return found, err
+}
+
+// each calls do for every store of every family that the host has.
+func each(ctx context.Context, find stores, do func(plan.Family, sys.Tables) error) error {
 	var errs []error
 	for _, f := range plan.Families {
 		all, err := find(ctx, f)
 		if err != nil {
 			if !errors.Is(err, sys.ErrUnsupported) {
-				errs = append(errs, fmt.Errorf("clean up iptables for %s: %w", f, err))
+				errs = append(errs, fmt.Errorf("look for iptables rules of %s: %w", f, err))
 			}
 			continue
 		}
 		for _, t := range all {
-			n, err := removeAll(ctx, t)
-			switch {
-			case err != nil:
-				errs = append(errs, fmt.Errorf("clean up the %s store for %s: %w", t.Store(), f, err))
-			case n > 0:
-				env.Log.Info("removed iptables rules", "store", t.Store(), "family", f, "chains", n)
+			if err := do(f, t); err != nil {
+				errs = append(errs, fmt.Errorf("the %s store of %s: %w", t.Store(), f, err))
 			}
 		}
 	}

@@ -31,6 +31,10 @@ func Mode() dataplane.Mode {
 			return newBackend(env, hostTables(env)), nil
 		},
 		Cleanup: func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, hostStores(env)) },
+		InForce: func(ctx context.Context, env dataplane.Env) (bool, error) { return inForce(ctx, hostStores(env)) },
+		CleanupKubeProxy: func(ctx context.Context, env dataplane.Env) error {
+			return cleanupKubeProxy(ctx, env, hostStores(env))
+		},
 	}
 }
 

@@ -33,6 +33,15 @@ func Mode() dataplane.Mode {
 			k := &kernel.Tables{}
 			return errors.Join(cleanup(ctx, env, k), k.Close())
 		},
+		InForce: func(ctx context.Context, _ dataplane.Env) (bool, error) {
+			k := &kernel.Tables{}
+			found, err := inForce(ctx, k)
+			return found, errors.Join(err, k.Close())
+		},
+		CleanupKubeProxy: func(ctx context.Context, env dataplane.Env) error {
+			k := &kernel.Tables{}
+			return errors.Join(cleanupKubeProxy(ctx, env, k), k.Close())
+		},
 	}
 }
 
