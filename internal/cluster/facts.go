@@ -28,7 +28,7 @@ type String = unique.Handle[string]
 // Intern returns the one String of s.
 func Intern(s string) String { return unique.Make(s) }
 
-func internHints(h HintSet) Hints { return unique.Make(h) }
+func internTopology(t TopologySet) Topology { return unique.Make(t) }
 
 // Service is what matters of a v1.Service. Addresses and prefixes that do not
 // parse are left out and listed in Problems.
@@ -101,13 +101,12 @@ type SlicePort struct {
 	Port     uint16
 }
 
-// Endpoint is one endpoint of a slice, by its first address. Its own zone is not
-// kept: only hints decide.
+// Endpoint is one endpoint of a slice, by its first address.
 type Endpoint struct {
-	Addr  netip.Addr
-	Node  String // nodeName, Intern("") if unset
-	Hints Hints
-	Flags EndpointFlags
+	Addr     netip.Addr
+	Node     String // nodeName, Intern("") if unset
+	Topology Topology
+	Flags    EndpointFlags
 }
 
 // EndpointFlags are an endpoint's conditions with the API's defaults applied.
@@ -119,13 +118,17 @@ const (
 	Terminating
 )
 
-// Hints are the node and zone hints of an endpoint, interned as one value because
-// endpoints of a zone share them.
-type Hints = unique.Handle[HintSet]
+// Topology is the zone of an endpoint and its hints, interned as one value because
+// endpoints of a zone share them. The zero value says nothing.
+type Topology = unique.Handle[TopologySet]
 
-// HintSet is the comparable form of discovery.k8s.io/v1 EndpointHints: names,
-// sorted and joined by newlines; "" for none.
-type HintSet struct{ Zones, Nodes string }
+// TopologySet is the comparable form of an endpoint's zone and of
+// discovery.k8s.io/v1 EndpointHints: names, those of hints sorted and joined by
+// newlines; "" for none.
+type TopologySet struct {
+	Zone                 string // where the endpoint is
+	HintZones, HintNodes string // whom it is meant for
+}
 
 // Node is what matters of the own v1.Node.
 type Node struct {

@@ -111,7 +111,7 @@ func sliceEndpoints(in []discoveryv1.Endpoint, ipv6 bool, ps *problems) []Endpoi
 			continue
 		}
 		out = append(out, Endpoint{
-			Addr: a, Node: internPtr(e.NodeName), Hints: hints(e.Hints), Flags: flags(&e.Conditions),
+			Addr: a, Node: internPtr(e.NodeName), Topology: topology(e), Flags: flags(&e.Conditions),
 		})
 	}
 	return orNil(out)
@@ -131,31 +131,35 @@ func flags(c *discoveryv1.EndpointConditions) (f EndpointFlags) {
 	return f
 }
 
-func hints(h *discoveryv1.EndpointHints) Hints {
-	if h == nil {
-		return internHints(HintSet{})
+func topology(e *discoveryv1.Endpoint) Topology {
+	var set TopologySet
+	if e.Zone != nil {
+		set.Zone = *e.Zone
 	}
-	var set HintSet
+	h := e.Hints
+	if h == nil {
+		return internTopology(set)
+	}
 	// The one-element case is nearly every endpoint.
 	if len(h.ForZones) == 1 {
-		set.Zones = h.ForZones[0].Name
+		set.HintZones = h.ForZones[0].Name
 	} else if len(h.ForZones) > 1 {
 		names := make([]string, len(h.ForZones))
 		for i, z := range h.ForZones {
 			names[i] = z.Name
 		}
-		set.Zones = joinNames(names)
+		set.HintZones = joinNames(names)
 	}
 	if len(h.ForNodes) == 1 {
-		set.Nodes = h.ForNodes[0].Name
+		set.HintNodes = h.ForNodes[0].Name
 	} else if len(h.ForNodes) > 1 {
 		names := make([]string, len(h.ForNodes))
 		for i, n := range h.ForNodes {
 			names[i] = n.Name
 		}
-		set.Nodes = joinNames(names)
+		set.HintNodes = joinNames(names)
 	}
-	return internHints(set)
+	return internTopology(set)
 }
 
 func joinNames(names []string) string {
@@ -200,7 +204,7 @@ func subsetSlice(m *metav1.ObjectMeta, index int, sub *corev1.EndpointSubset, ip
 			}
 			if a.Is6() == ipv6 {
 				endpoints = append(endpoints, Endpoint{
-					Addr: a, Node: internPtr(addrs[i].NodeName), Hints: internHints(HintSet{}), Flags: f,
+					Addr: a, Node: internPtr(addrs[i].NodeName), Topology: internTopology(TopologySet{}), Flags: f,
 				})
 			}
 		}

@@ -210,13 +210,13 @@ endpoints:
   hints: {forZones: [{name: z2}, {name: z1}, {name: z2}], forNodes: [{name: birch}]}
 - {addresses: [10.61.1.7], conditions: {ready: false, serving: false, terminating: false}}
 `))
-	none := internHints(HintSet{})
+	none := internTopology(TopologySet{})
 	want := &Slice{
 		Name: name("web-1"), Service: "web", Trigger: time.Date(2026, 1, 2, 3, 4, 5, 5e8, time.UTC),
 		Ports: []SlicePort{{Intern("http"), "TCP", 8080}, {Intern(""), "UDP", 53}, {Intern("plain"), "TCP", 1}},
 		Endpoints: []Endpoint{
 			{netip.MustParseAddr("10.61.1.5"), Intern("alder"), none, Ready | Serving},
-			{netip.MustParseAddr("10.61.1.6"), Intern(""), internHints(HintSet{Zones: "z1\nz2", Nodes: "birch"}), Serving | Terminating},
+			{netip.MustParseAddr("10.61.1.6"), Intern(""), internTopology(TopologySet{Zone: "z9", HintZones: "z1\nz2", HintNodes: "birch"}), Serving | Terminating},
 			{netip.MustParseAddr("10.61.1.7"), Intern(""), none, 0},
 		},
 	}
@@ -270,7 +270,7 @@ subsets:
   ports: [{name: admin, port: 80}, {name: none}]
 - ports: [{port: 1}]
 `))
-	none := internHints(HintSet{})
+	none := internTopology(TopologySet{})
 	sql := []SlicePort{{Intern("sql"), "TCP", 5432}}
 	if len(have) != 3 {
 		t.Fatalf("have %d slices", len(have))

@@ -19,6 +19,7 @@ type State struct {
 	mu       sync.Mutex // guards all below
 	sources  []*sink
 	services map[Name]*entry
+	failing  map[Name][]netip.AddrPort // endpoints, sorted; without those that have none
 	host     []netip.Addr
 	dirty    Dirty
 }
@@ -64,7 +65,7 @@ func (d *Dirty) Empty() bool { return len(d.Services) == 0 && !d.Node && !d.Host
 func NewState(now func() time.Time) *State {
 	return &State{
 		now: now, start: now(), changed: make(chan struct{}, 1),
-		services: map[Name]*entry{}, dirty: Dirty{Services: map[Name]struct{}{}},
+		services: map[Name]*entry{}, failing: map[Name][]netip.AddrPort{}, dirty: Dirty{Services: map[Name]struct{}{}},
 	}
 }
 
@@ -210,6 +211,34 @@ func (s *State) SetHost(addrs []netip.Addr) {
 	s.host = addrs
 	s.dirty.Host = true
 	s.wake()
+}
+
+// SetFailing says that an endpoint of a Service fails the Service's health check,
+// or no longer does. Whoever probes takes back what was said of endpoints and
+// Services that are gone.
+func (s *State) SetFailing(n Name, endpoint netip.AddrPort, failing bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have := s.failing[n]
+	at, found := slices.BinarySearchFunc(have, endpoint, netip.AddrPort.Compare)
+	switch {
+	case found == failing:
+		return
+	case failing:
+		s.failing[n] = slices.Insert(slices.Clone(have), at, endpoint)
+	case len(have) == 1:
+		delete(s.failing, n)
+	default:
+		s.failing[n] = slices.Delete(slices.Clone(have), at, at+1)
+	}
+	s.touch(n)
+}
+
+// Failing returns the endpoints of a Service that fail its health check, sorted.
+func (s *State) Failing(n Name) []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failing[n]
 }
 
 // Counts returns the number of Services and of endpoints held.

@@ -40,7 +40,7 @@ func service(n string, port uint16) *Service {
 func slice(n, svc string, addrs ...string) *Slice {
 	s := &Slice{Name: name(n), Service: svc, Ports: []SlicePort{{Name: Intern(""), Protocol: "TCP", Port: 80}}}
 	for _, a := range addrs {
-		s.Endpoints = append(s.Endpoints, Endpoint{Addr: netip.MustParseAddr(a), Node: Intern(""), Hints: internHints(HintSet{}), Flags: Ready | Serving})
+		s.Endpoints = append(s.Endpoints, Endpoint{Addr: netip.MustParseAddr(a), Node: Intern(""), Topology: internTopology(TopologySet{}), Flags: Ready | Serving})
 	}
 	return s
 }

@@ -46,10 +46,31 @@ type (
 		Protocol        string                    `json:"protocol"`
 		Family          string                    `json:"family"`
 		AffinitySeconds float64                   `json:"affinitySeconds,omitempty"`
+		Policy          *jsonPolicy               `json:"policy,omitempty"`
 		Frontends       []jsonFrontend            `json:"frontends"`
 		Endpoints       map[string][]jsonEndpoint `json:"endpoints"` // by pool
 		Serving         []netip.AddrPort          `json:"serving,omitempty"`
 		Draining        []netip.AddrPort          `json:"draining,omitempty"`
+	}
+	jsonPolicy struct {
+		Scheduler              string     `json:"scheduler,omitempty"`
+		SourcePort             bool       `json:"sourcePort,omitempty"`
+		Fallback               bool       `json:"fallback,omitempty"`
+		DrainTimeoutSeconds    float64    `json:"drainTimeoutSeconds,omitempty"`
+		VanishedTimeoutSeconds float64    `json:"vanishedEndpointTimeoutSeconds,omitempty"`
+		ClientAddress          string     `json:"clientAddress,omitempty"`
+		ProxyProtocol          uint8      `json:"proxyProtocol,omitempty"`
+		HealthCheck            *jsonCheck `json:"healthCheck,omitempty"`
+	}
+	jsonCheck struct {
+		Method          string  `json:"method"`
+		Path            string  `json:"path,omitempty"`
+		Code            uint16  `json:"code,omitempty"`
+		Port            uint16  `json:"port,omitempty"`
+		IntervalSeconds float64 `json:"intervalSeconds"`
+		TimeoutSeconds  float64 `json:"timeoutSeconds"`
+		Rise            uint8   `json:"rise"`
+		Fall            uint8   `json:"fall"`
 	}
 	jsonFrontend struct {
 		Kind    string               `json:"kind"`
@@ -113,8 +134,8 @@ func (s *ServicePort) MarshalJSON() ([]byte, error) {
 	out := jsonService{
 		Namespace: s.ID.Namespace, Name: s.ID.Name, Port: s.ID.Port,
 		Protocol: s.ID.Protocol.String(), Family: s.ID.Family.String(),
-		AffinitySeconds: s.Affinity.Seconds(),
-		Frontends:       []jsonFrontend{}, Endpoints: map[string][]jsonEndpoint{}, Serving: s.Serving, Draining: s.Draining,
+		AffinitySeconds: s.Affinity.Seconds(), Policy: jsonOfPolicy(s.Policy),
+		Frontends: []jsonFrontend{}, Endpoints: map[string][]jsonEndpoint{}, Serving: s.Serving, Draining: s.Draining,
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
@@ -140,6 +161,27 @@ func (s *ServicePort) MarshalJSON() ([]byte, error) {
 		}
 	}
 	return json.Marshal(out)
+}
+
+// jsonOfPolicy returns nil for the zero Policy.
+func jsonOfPolicy(p *Policy) *jsonPolicy {
+	if p == nil || *p == (Policy{}) {
+		return nil
+	}
+	out := &jsonPolicy{
+		Scheduler: p.Scheduler, SourcePort: p.SourcePort, Fallback: p.Fallback,
+		DrainTimeoutSeconds: p.DrainTimeout.Seconds(), VanishedTimeoutSeconds: p.VanishedTimeout.Seconds(),
+		ProxyProtocol: p.ProxyProtocol,
+	}
+	if p.ClientAddress != ClientAddressByRoute {
+		out.ClientAddress = p.ClientAddress.String()
+	}
+	if c := p.Check; c.Method != NoCheck {
+		out.HealthCheck = &jsonCheck{
+			c.Method.String(), c.Path, c.Code, c.Port, c.Interval.Seconds(), c.Timeout.Seconds(), c.Rise, c.Fall,
+		}
+	}
+	return out
 }
 
 func orEmpty[T any](s []T) []T {

@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -35,6 +37,26 @@ type Policy struct {
 	Check HealthCheck
 }
 
+// String is what is chosen, each thing as a word, with a space between; "" for the
+// zero Policy: "scheduler=mh source-port fallback drain-timeout=30s".
+func (p Policy) String() string {
+	var words []string
+	add := func(on bool, format string, args ...any) {
+		if on {
+			words = append(words, fmt.Sprintf(format, args...))
+		}
+	}
+	add(p.Scheduler != "", "scheduler=%s", p.Scheduler)
+	add(p.SourcePort, "source-port")
+	add(p.Fallback, "fallback")
+	add(p.DrainTimeout != 0, "drain-timeout=%s", p.DrainTimeout)
+	add(p.VanishedTimeout != 0, "vanished-endpoint-timeout=%s", p.VanishedTimeout)
+	add(p.ClientAddress != ClientAddressByRoute, "client-address=%s", p.ClientAddress)
+	add(p.ProxyProtocol != 0, "proxy-protocol=v%d", p.ProxyProtocol)
+	add(p.Check.Method != NoCheck, "health-check=%s", p.Check)
+	return strings.Join(words, " ")
+}
+
 // ClientAddress is a wish about the source address that endpoints see.
 type ClientAddress uint8
 
@@ -43,6 +65,8 @@ const (
 	ClientAddressKept                         // the client's, also where Route.SNAT would hide it
 	ClientAddressHidden                       // one of the node's
 )
+
+func (c ClientAddress) String() string { return [...]string{"by-route", "keep", "hide"}[c] }
 
 // HealthCheck says how endpoints are probed.
 type HealthCheck struct {
@@ -62,8 +86,8 @@ type CheckMethod uint8
 
 const (
 	NoCheck   CheckMethod = iota
-	CheckTCP              // a connection is accepted
-	CheckHTTP             // a GET is answered with the expected code
+	CheckTCP              // the endpoint accepts a connection
+	CheckHTTP             // it answers a GET with the expected code
 )
 
 // Target returns where an endpoint at a is probed.

@@ -22,18 +22,20 @@ import (
 //	  pods IPv4 from 10.61.0.0/16
 //	  service-cidr 10.62.0.0/16
 //	service default/web:http TCP IPv4 affinity=3h0m0s
+//	  policy scheduler=wlc health-check=tcp,interval=5s,timeout=1s,rise=2,fall=3
 //	  ClusterIP 10.62.0.20:80 pod=cluster node=cluster+snat outside=cluster+snat
 //	  LoadBalancerIP 203.0.113.5:80 pod=cluster node=cluster+snat outside=local
 //	    allow 198.51.100.0/25
 //	  NodePort *:31080 pod=cluster node=cluster+snat outside=local
 //	  endpoint 10.61.1.5:8080 cluster local here
-//	  endpoint 10.61.2.7:8080 cluster elsewhere
+//	  endpoint 10.61.2.7:8080 cluster elsewhere weight=3
 //	health-check default/web IPv4 port=32100 local=1
 //
 // A frontend's line says what happens to packets from pods of this node, from the
 // node itself and from outside; an endpoint's line says which pools it is in,
 // "serving" if its existing UDP flows stay, and "here" or "elsewhere" if it is
-// known whether it is on this node.
+// known whether it is on this node. A weight other than 1 is there, and what the
+// Service's annotations choose (see [Policy.String]).
 func Write(w io.Writer, p *Plan) error {
 	b := bufio.NewWriter(w)
 	if p.Node != nil {
@@ -135,6 +137,9 @@ func writeServicePort(w io.Writer, s *ServicePort) {
 		fmt.Fprintf(w, " affinity=%s", s.Affinity)
 	}
 	fmt.Fprintln(w)
+	if p := s.Chosen(); p != (Policy{}) {
+		fmt.Fprintf(w, "  policy %s\n", p)
+	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		addr := fmt.Sprintf("*:%d", f.Port)

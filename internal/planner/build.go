@@ -10,7 +10,7 @@ import (
 // planService plans s, whose slices are sls, and adds the differences to u.
 func (p *Planner) planService(s *service, sls []*cluster.Slice, u *plan.Update) {
 	n := s.name
-	d := draft{p: p, s: s, svc: s.facts, slices: sls, notes: noter{kind: "Service", namespace: n.Namespace, name: n.Name}}
+	d := draft{p: p, s: s, svc: s.facts, slices: sls, failing: p.state.Failing(n), notes: noter{kind: "Service", namespace: n.Namespace, name: n.Name}}
 	if s.facts != nil {
 		d.notes.uid = string(s.facts.UID)
 	}
@@ -37,7 +37,8 @@ func (p *Planner) planService(s *service, sls []*cluster.Slice, u *plan.Update) 
 // build makes a ServicePort of what is in the buffers; it returns base if that
 // says the same, and shares with it, and with the Service's other ports, what is
 // equal.
-func (p *Planner) build(id plan.ID, svc *cluster.Service, base *plan.ServicePort) *plan.ServicePort {
+func (d *draft) build(id plan.ID, base *plan.ServicePort) *plan.ServicePort {
+	p := d.p
 	var old plan.ServicePort
 	if base != nil {
 		old = *base
@@ -51,7 +52,7 @@ func (p *Planner) build(id plan.ID, svc *cluster.Service, base *plan.ServicePort
 	if n := len(b.ports); n > 0 && b.ports[n-1] != nil {
 		sibling = b.ports[n-1]
 	}
-	next := plan.ServicePort{ID: id, Affinity: svc.Affinity}
+	next := plan.ServicePort{ID: id, Affinity: d.svc.Affinity, Policy: d.s.choice.policy(id.Protocol)}
 	next.Pools[plan.Cluster] = share(b.cluster, old.Pools[plan.Cluster], sibling.Pools[plan.Cluster])
 	next.Pools[plan.Local] = share(b.local, next.Pools[plan.Cluster], old.Pools[plan.Local], sibling.Pools[plan.Local])
 	next.Serving = share(b.serving, old.Serving)

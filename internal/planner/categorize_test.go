@@ -17,7 +17,7 @@ func mustEndpoint(t *testing.T, s string) cluster.Endpoint {
 	t.Helper()
 	words := strings.Fields(s)
 	ep := cluster.Endpoint{Addr: netip.MustParseAddr(words[0]), Node: cluster.Intern(""), Flags: cluster.Ready | cluster.Serving}
-	var hints cluster.HintSet
+	var topology cluster.TopologySet
 	for _, w := range words[1:] {
 		key, value, _ := strings.Cut(w, "=")
 		list := strings.ReplaceAll(value, "+", "\n")
@@ -25,9 +25,9 @@ func mustEndpoint(t *testing.T, s string) cluster.Endpoint {
 		case "node":
 			ep.Node = cluster.Intern(value)
 		case "zones":
-			hints.Zones = list
+			topology.HintZones = list
 		case "nodes":
-			hints.Nodes = list
+			topology.HintNodes = list
 		case "unready", "down":
 			ep.Flags = 0
 		case "terminating":
@@ -38,7 +38,7 @@ func mustEndpoint(t *testing.T, s string) cluster.Endpoint {
 			t.Fatalf("%q in %q", w, s)
 		}
 	}
-	ep.Hints = mustHints(hints)
+	ep.Topology = mustTopology(topology)
 	return ep
 }
 

@@ -51,8 +51,9 @@ func compareCandidates(a, b candidate) int {
 	return cmp.Or(
 		cmp.Compare(a.rank(), b.rank()),
 		cmp.Compare(text(a.ep.Node), text(b.ep.Node)),
-		cmp.Compare(hints(a.ep).Nodes, hints(b.ep).Nodes),
-		cmp.Compare(hints(a.ep).Zones, hints(b.ep).Zones),
+		cmp.Compare(topology(a.ep).HintNodes, topology(b.ep).HintNodes),
+		cmp.Compare(topology(a.ep).HintZones, topology(b.ep).HintZones),
+		cmp.Compare(topology(a.ep).Zone, topology(b.ep).Zone),
 	)
 }
 
@@ -91,21 +92,31 @@ func (p *Planner) collect(sls []*cluster.Slice, port *cluster.ServicePort, f pla
 
 // pools fills buf.cluster and buf.local from buf.found: ready endpoints, without
 // any the terminating ones that still serve. Hints narrow down the ready ones of
-// the cluster pool only.
-func (p *Planner) pools() {
-	b := &p.buf
+// the cluster pool only. Of each pool those take no new flows that fail their
+// health check.
+func (d *draft) pools(protocol plan.Protocol) {
+	d.choose()
+	if c := d.s.choice.policy(protocol); c != nil && c.Check.Method != plan.NoCheck {
+		spare(d.p.buf.cluster, d.failing)
+		spare(d.p.buf.local, d.failing)
+	}
+}
+
+// choose fills the pools.
+func (d *draft) choose() {
+	b := &d.p.buf
 	b.cluster, b.local = b.cluster[:0], b.local[:0]
-	near := p.topology(b.found)
+	near := d.p.near(b.found)
 	for i := range b.found {
 		c := &b.found[i]
 		if !c.ready() {
 			continue
 		}
 		if near == nil || near(c.ep) {
-			b.cluster = append(b.cluster, c.endpoint())
+			b.cluster = append(b.cluster, d.endpoint(c))
 		}
 		if c.here {
-			b.local = append(b.local, c.endpoint())
+			b.local = append(b.local, d.endpoint(c))
 		}
 	}
 	needCluster, needLocal := len(b.cluster) == 0, len(b.local) == 0
@@ -118,16 +129,19 @@ func (p *Planner) pools() {
 			continue
 		}
 		if needCluster {
-			b.cluster = append(b.cluster, c.endpoint())
+			b.cluster = append(b.cluster, d.endpoint(c))
 		}
 		if needLocal && c.here {
-			b.local = append(b.local, c.endpoint())
+			b.local = append(b.local, d.endpoint(c))
 		}
 	}
 }
 
-func (c *candidate) endpoint() plan.Endpoint {
-	return plan.Endpoint{Addr: c.addr, OnNode: c.here, Elsewhere: c.elsewhere, Weight: 1}
+func (d *draft) endpoint(c *candidate) plan.Endpoint {
+	return plan.Endpoint{
+		Addr: c.addr, OnNode: c.here, Elsewhere: c.elsewhere,
+		Weight: d.s.choice.weights.of(c.ep, c.here, d.p.env.zone),
+	}
 }
 
 // serving fills buf.serving with the endpoints whose flows stay valid.
@@ -161,41 +175,41 @@ func pooled(pool []plan.Endpoint, a netip.AddrPort) bool {
 	return ok
 }
 
-// topology returns the test that hints put on ready endpoints, nil: none. Hints of
+// near returns the test that hints put on ready endpoints, nil: none. Hints of
 // a kind count only if every ready endpoint has them and one of them is for this
 // node, or its zone; hints for nodes go first.
-func (p *Planner) topology(found []candidate) func(*cluster.Endpoint) bool {
+func (p *Planner) near(found []candidate) func(*cluster.Endpoint) bool {
 	nodes, zones := true, p.env.zone != ""
 	forNode, forZone := false, false
-	var last cluster.Hints // neighbours share their hints: look at each set once
+	var last cluster.Topology // neighbours share theirs: look at each once
 	seen := false
 	for i := range found {
 		c := &found[i]
-		if !c.ready() || seen && c.ep.Hints == last {
+		if !c.ready() || seen && c.ep.Topology == last {
 			continue
 		}
-		last, seen = c.ep.Hints, true
-		h := hints(c.ep)
-		nodes = nodes && h.Nodes != ""
-		zones = zones && h.Zones != ""
+		last, seen = c.ep.Topology, true
+		h := topology(c.ep)
+		nodes = nodes && h.HintNodes != ""
+		zones = zones && h.HintZones != ""
 		if !nodes && !zones {
 			return nil
 		}
-		forNode = forNode || listed(h.Nodes, p.opt.NodeName)
-		forZone = forZone || listed(h.Zones, p.env.zone)
+		forNode = forNode || listed(h.HintNodes, p.opt.NodeName)
+		forZone = forZone || listed(h.HintZones, p.env.zone)
 	}
 	switch {
 	case !seen:
 		return nil
 	case nodes && forNode:
-		return func(ep *cluster.Endpoint) bool { return listed(hints(ep).Nodes, p.opt.NodeName) }
+		return func(ep *cluster.Endpoint) bool { return listed(topology(ep).HintNodes, p.opt.NodeName) }
 	case zones && forZone:
-		return func(ep *cluster.Endpoint) bool { return listed(hints(ep).Zones, p.env.zone) }
+		return func(ep *cluster.Endpoint) bool { return listed(topology(ep).HintZones, p.env.zone) }
 	}
 	return nil
 }
 
-// listed reports whether a list as in cluster.HintSet has the name.
+// listed reports whether a list as in cluster.TopologySet has the name.
 func listed(list, name string) bool {
 	for list != "" && name != "" {
 		head, tail, _ := strings.Cut(list, "\n")
@@ -207,12 +221,12 @@ func listed(list, name string) bool {
 	return false
 }
 
-// hints returns an endpoint's hints, none for the zero handle.
-func hints(ep *cluster.Endpoint) cluster.HintSet {
-	if ep.Hints == (cluster.Hints{}) {
-		return cluster.HintSet{}
+// topology returns an endpoint's zone and hints, none for the zero handle.
+func topology(ep *cluster.Endpoint) cluster.TopologySet {
+	if ep.Topology == (cluster.Topology{}) {
+		return cluster.TopologySet{}
 	}
-	return ep.Hints.Value()
+	return ep.Topology.Value()
 }
 
 // text returns s as a string, "" for the zero handle.

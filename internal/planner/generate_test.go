@@ -79,6 +79,13 @@ func (g generator) service(n cluster.Name) *cluster.Service {
 	if g.chance(3) {
 		svc.Affinity = 10800e9
 	}
+	if g.chance(3) {
+		svc.Annotations = map[string]string{
+			"svcproxy.io/weights":        pick(g, "zone=2", "node=3,zone/z2=0", "node/birch=0,other=5", "wrong", "other=0"),
+			"svcproxy.io/health-check":   pick(g, "tcp", "off", "tcp,port=80", "what"),
+			"svcproxy.io/proxy-protocol": pick(g, "v1", "v9"),
+		}
+	}
 	for i := range g.c.IntN(3) + 1 {
 		svc.Ports = append(svc.Ports, cluster.ServicePort{
 			Name: g.portName(i), Protocol: pick[corev1.Protocol](g, "TCP", "UDP", "SCTP"),
@@ -104,10 +111,10 @@ func (g generator) slice(n cluster.Name) *cluster.Slice {
 	}
 	for range g.c.IntN(5) {
 		ep := cluster.Endpoint{
-			Addr:  netip.AddrFrom4([4]byte{10, 61, 1, byte(g.c.IntN(4) + 1)}),
-			Node:  pick(g, cluster.Intern("alder"), cluster.Intern("birch"), cluster.Intern(""), cluster.String{}),
-			Hints: g.hints(),
-			Flags: cluster.EndpointFlags(g.c.IntN(8)),
+			Addr:     netip.AddrFrom4([4]byte{10, 61, 1, byte(g.c.IntN(4) + 1)}),
+			Node:     pick(g, cluster.Intern("alder"), cluster.Intern("birch"), cluster.Intern(""), cluster.String{}),
+			Topology: g.topology(),
+			Flags:    cluster.EndpointFlags(g.c.IntN(8)),
 		}
 		if sl.IPv6 {
 			ep.Addr = netip.MustParseAddr(fmt.Sprintf("2001:db8:61:1::%d", g.c.IntN(4)+1))
@@ -120,13 +127,14 @@ func (g generator) slice(n cluster.Name) *cluster.Slice {
 	return sl
 }
 
-func (g generator) hints() cluster.Hints {
-	set := pick(g, cluster.HintSet{Zones: "z1"}, cluster.HintSet{Zones: "z1\nz2"}, cluster.HintSet{Zones: "z2"},
-		cluster.HintSet{Zones: "z1", Nodes: "alder"}, cluster.HintSet{Zones: "z2", Nodes: "birch"}, cluster.HintSet{})
-	if set == (cluster.HintSet{}) {
-		return cluster.Hints{}
+func (g generator) topology() cluster.Topology {
+	set := pick(g, cluster.TopologySet{HintZones: "z1"}, cluster.TopologySet{HintZones: "z1\nz2"}, cluster.TopologySet{HintZones: "z2"},
+		cluster.TopologySet{HintZones: "z1", HintNodes: "alder"}, cluster.TopologySet{HintZones: "z2", HintNodes: "birch"}, cluster.TopologySet{})
+	set.Zone = pick(g, "z1", "z2", "")
+	if set == (cluster.TopologySet{}) {
+		return cluster.Topology{}
 	}
-	return mustHints(set)
+	return mustTopology(set)
 }
 
 func (g generator) node() *cluster.Node {
@@ -160,7 +168,7 @@ func (g generator) host() []string {
 
 // step changes something in w.
 func (g generator) step(w *world) {
-	switch g.c.IntN(12) {
+	switch g.c.IntN(13) {
 	case 0, 1, 2:
 		w.sink.SetService(g.service(g.name()))
 	case 3:
@@ -183,6 +191,9 @@ func (g generator) step(w *world) {
 		} else {
 			w.sync()
 		}
+	case 12:
+		a := g.address("10.61.1.%d", "2001:db8:61:1::%d", 4)
+		w.state.SetFailing(g.name(), netip.AddrPortFrom(a, uint16(pick(g, 8080, 8081))), g.chance(2))
 	}
 }
 
@@ -273,7 +284,7 @@ func checkPool(tb testing.TB, sp *plan.ServicePort, pool plan.Pool, used bool) {
 		if i > 0 && eps[i-1].Addr.Compare(e.Addr) >= 0 {
 			tb.Errorf("%s: the %v pool is not sorted", sp.ID, pool)
 		}
-		if e.Weight != 1 || plan.FamilyOf(e.Addr.Addr()) != sp.ID.Family || pool == plan.Local && !e.OnNode || e.OnNode && e.Elsewhere {
+		if e.Weight > 5 || plan.FamilyOf(e.Addr.Addr()) != sp.ID.Family || pool == plan.Local && !e.OnNode || e.OnNode && e.Elsewhere {
 			tb.Errorf("%s: %v endpoint %+v", sp.ID, pool, e)
 		}
 	}

@@ -37,6 +37,8 @@ spec: {cidrs: [10.62.0.0/16, "2001:db8:62::/112"]}
 //	.settings  YAML of settings, over those in force
 //	.yaml      Kubernetes objects to apply
 //	.delete    objects to delete, a line each
+//	.failing   results of health checks, a line each: namespace/name, an endpoint's
+//	           address and port, and "fails" or "passes"
 //	.plan      want: the Services and health-check ports of the plan
 //	.node      want: its Node
 //	.notes     want: all notes in force; where it is missing there must be none that
@@ -78,10 +80,10 @@ func runGolden(t *testing.T, file string) {
 	for i := range a.Files {
 		f := &a.Files[i]
 		switch path.Ext(f.Name) {
-		case ".settings", ".yaml", ".delete":
+		case ".settings", ".yaml", ".delete", ".failing":
 			warnings()
 			dirty, noted = true, false
-			map[string]func([]byte){".settings": w.set, ".yaml": w.apply, ".delete": w.delete}[path.Ext(f.Name)](f.Data)
+			map[string]func([]byte){".settings": w.set, ".yaml": w.apply, ".delete": w.delete, ".failing": w.fail}[path.Ext(f.Name)](f.Data)
 			continue
 		}
 		if dirty {

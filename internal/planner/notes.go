@@ -39,6 +39,9 @@ const (
 	NoEndpoints         plan.Reason = "NoEndpoints"         // connections are refused
 	NoLocalEndpoints    plan.Reason = "NoLocalEndpoints"    // policy Local, endpoints elsewhere
 	UnknownAnnotation   plan.Reason = "UnknownAnnotation"   // svcproxy.io/... without a meaning
+	InvalidAnnotation   plan.Reason = "InvalidAnnotation"   // svcproxy.io/... with a wrong value
+	EndpointsDrained    plan.Reason = "EndpointsDrained"    // all have the weight 0
+	EndpointsFailing    plan.Reason = "EndpointsFailing"    // health checks fail
 
 	// Node.
 

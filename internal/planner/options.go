@@ -38,6 +38,9 @@ type Options struct {
 	// AllowExternalIPs lets spec.externalIPs have effect (feature gate
 	// AllowServiceExternalIPs, on by default in kube-proxy).
 	AllowExternalIPs bool
+	// DefaultCheck is the health check of Services that choose none; the zero
+	// value: their endpoints are not probed.
+	DefaultCheck plan.HealthCheck
 }
 
 // DetectorKind is one of kube-proxy's detectLocalMode values.

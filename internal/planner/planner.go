@@ -26,8 +26,9 @@ type Planner struct {
 	opt     Options
 	env     environment // what all Services depend on, as of the last update
 	plan    plan.Plan
-	started bool // the plan covers all Services
-	stale   bool // everything has to be planned again
+	started bool    // the plan covers all Services
+	stale   bool    // everything has to be planned again
+	plain   *choice // of Services without annotations
 
 	services map[cluster.Name]*service // those that exist or have notes
 	claims   claims
@@ -52,6 +53,7 @@ type service struct {
 	first   bool                // a new node needs it before all others
 	ports   []*plan.ServicePort // in the plan now, sorted by ID
 	wanted  []wanted            // frontends that it claims, sorted as by wantedBy
+	choice  *choice             // of the facts
 	notes   []plan.Note
 }
 
@@ -60,6 +62,7 @@ func New(s *cluster.State, o Options) *Planner {
 	return &Planner{
 		state: s,
 		opt:   o.clone(),
+		plain: parseAnnotations(nil, o.DefaultCheck),
 		plan: plan.Plan{
 			Services: map[plan.ID]*plan.ServicePort{},
 			Health:   map[plan.HealthID]plan.HealthPort{},
@@ -78,6 +81,7 @@ func (p *Planner) Changed() <-chan struct{} { return p.state.Changed() }
 // SetOptions replaces the options. The next Update plans what they change.
 func (p *Planner) SetOptions(o Options) {
 	p.opt = o.clone()
+	p.plain = parseAnnotations(nil, o.DefaultCheck)
 	p.stale = true
 }
 
@@ -208,6 +212,10 @@ func (p *Planner) admit(n cluster.Name) work {
 	s.facts, s.first = svc, svc != nil && neededFirst(svc)
 	if svc != nil {
 		s.created = svc.Created
+	}
+	s.choice = p.plain
+	if svc != nil && len(svc.Annotations) > 0 {
+		s.choice = parseAnnotations(svc.Annotations, p.opt.DefaultCheck)
 	}
 	p.claims.set(s, p.wantedBy(svc), recreated)
 	return work{s, sls}

@@ -2,7 +2,6 @@ package planner
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -36,9 +35,7 @@ func (d *draft) remark() (ignored bool) {
 	d.remarkAddresses()
 	d.remarkRanges()
 	d.remarkPorts()
-	for _, a := range slices.Sorted(maps.Keys(d.svc.Annotations)) {
-		d.notes.warn(UnknownAnnotation, "metadata.annotations[%q] has no meaning in this version and is ignored: correct or remove it", a)
-	}
+	d.remarkChoice()
 	if d.svc.Type == "LoadBalancer" && d.externalLocal() && d.svc.HealthCheckNodePort == 0 {
 		d.notes.warn(NoHealthCheckPort, "spec.healthCheckNodePort is 0 although externalTrafficPolicy is Local: load balancers cannot tell which nodes have endpoints; set it")
 	}
@@ -136,6 +133,7 @@ func (d *draft) remarkPort(i, found int, usable bool) {
 		d.notes.info(NoEndpoints, "port %s (%s) has no endpoints: connections are refused", portText(port), d.family)
 		return
 	}
+	d.remarkWeights(port)
 	internal, external := false, false
 	for _, f := range d.p.buf.frontends {
 		dropped := f.Route[plan.FromOutside].Verdict == plan.Drop

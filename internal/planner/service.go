@@ -141,7 +141,9 @@ type draft struct {
 	family plan.Family
 	allow  []netip.Prefix // of load-balancer addresses, nil: everyone
 	node   bool           // allow covers this node
-	notes  noter
+	// failing are the endpoints that fail the Service's health check, sorted.
+	failing []netip.AddrPort
+	notes   noter
 }
 
 // planFamily adds the ServicePorts of family f to buf.ports and returns the
@@ -219,7 +221,7 @@ func (d *draft) port(i int) *plan.ServicePort {
 		Protocol: protocolOf(port), Family: d.family,
 	}
 	p.collect(d.slices, port, d.family)
-	p.pools()
+	d.pools(id.Protocol)
 	for j := range p.buf.found {
 		if c := &p.buf.found[j]; c.here && c.ready() {
 			p.buf.ready = append(p.buf.ready, c.addr.Addr())
@@ -236,7 +238,7 @@ func (d *draft) port(i int) *plan.ServicePort {
 	if held {
 		base = h.refused
 	}
-	sp := p.build(id, d.svc, base)
+	sp := d.build(id, base)
 	if held && sp == h.refused {
 		p.buf.kept = append(p.buf.kept, id)
 		return h.good

@@ -37,6 +37,7 @@ type settings struct {
 	LocalhostNodePorts bool     `json:"localhostNodePorts"`
 	ServiceProxyName   string   `json:"serviceProxyName"`
 	AllowExternalIPs   bool     `json:"allowExternalIPs"`
+	HealthCheck        string   `json:"healthCheck"`
 	Host               []string `json:"host"`
 }
 
@@ -58,6 +59,12 @@ func (s *settings) options(tb testing.TB) planner.Options {
 		NodeName: s.Node, NodeOptional: s.NodeOptional, MasqueradeAll: s.MasqueradeAll,
 		LocalhostNodePorts: s.LocalhostNodePorts, ServiceProxyName: s.ServiceProxyName, AllowExternalIPs: s.AllowExternalIPs,
 		Local: planner.LocalDetector{Name: s.Interface},
+	}
+	if s.HealthCheck != "" {
+		var err error
+		if o.DefaultCheck, err = plan.ParseHealthCheck(s.HealthCheck); err != nil {
+			tb.Fatal(err)
+		}
 	}
 	if s.BindAddress != "" {
 		o.NodeIP = netip.MustParseAddr(s.BindAddress)
@@ -248,6 +255,20 @@ func (w *world) delete(lines []byte) {
 		default:
 			w.tb.Fatalf("%q: unknown kind", line)
 		}
+	}
+}
+
+// fail hands over results of health checks: lines of namespace/name, endpoint and
+// "fails" or "passes".
+func (w *world) fail(lines []byte) {
+	w.tb.Helper()
+	for line := range strings.Lines(string(lines)) {
+		f := strings.Fields(line)
+		if len(f) != 3 {
+			w.tb.Fatalf("%q: want a Service, an endpoint, and fails or passes", line)
+		}
+		ns, name, _ := strings.Cut(f[0], "/")
+		w.state.SetFailing(cluster.Name{Namespace: ns, Name: name}, netip.MustParseAddrPort(f[1]), f[2] == "fails")
 	}
 }
 
