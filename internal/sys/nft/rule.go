@@ -62,6 +62,8 @@ const (
 	OrigDstAddr              // ct original ip daddr: the destination before translation
 	OrigDstPort              // ct original proto-dst
 	SrcType                  // fib saddr type
+	FlowMark                 // ct mark
+	Direction                // ct direction: one byte, ToServer or ToClient
 )
 
 // Values of State and Status, for [Has].
@@ -69,6 +71,12 @@ const (
 	StateInvalid uint32 = 1
 	StateNew     uint32 = 8
 	StatusDNAT   uint32 = 1 << 5
+)
+
+// Values of Direction, for [Is].
+const (
+	ToServer Tuple = "\x00" // as the flow's first packet
+	ToClient Tuple = "\x01"
 )
 
 type (
@@ -86,7 +94,7 @@ type (
 	}
 	// SrcIsLocal holds if the source is one of the host's own addresses.
 	SrcIsLocal struct{}
-	// Has holds if any of the bits of State, Status or Mark is set.
+	// Has holds if any of the bits of State, Status, Mark or FlowMark is set.
 	Has struct {
 		Field Field
 		Bits  uint32
@@ -97,15 +105,19 @@ type (
 		Set    string
 		Not    bool
 	}
-	// Dispatch does what a verdict map says for the fields; without an element
-	// the rule ends.
+	// Dispatch does what a verdict map says for the fields and, if it is not 0, a
+	// number behind them; without an element the rule ends.
 	Dispatch struct {
 		Fields []Field
+		Number uint32
 		Map    string
 	}
 	// SetMark sets bits of the packet's mark; ClearMark clears them.
 	SetMark   uint32
 	ClearMark uint32
+	// SetFlowMark sets bits of the mark that the packet's flow has in connection
+	// tracking.
+	SetFlowMark uint32
 	// DNAT translates to the address and port that a map has for the fields and,
 	// if Slots is not 0, a number chosen at random from First on. Without an
 	// element the rule ends.
@@ -179,6 +191,10 @@ func (c *compiler) load(f Field) {
 		ct(unix.NFT_CT_STATE)
 	case Status:
 		ct(unix.NFT_CT_STATUS)
+	case FlowMark:
+		ct(unix.NFT_CT_MARK)
+	case Direction:
+		ct(unix.NFT_CT_DIRECTION)
 	case OrigDstAddr:
 		ct(origDstKey(c.family), original)
 		words = addr / 4
@@ -277,6 +293,9 @@ func (s In) compile(c *compiler) {
 
 func (s Dispatch) compile(c *compiler) {
 	reg := c.loadAll(s.Fields)
+	if s.Number > 0 { // nft can print a choice out of one as part of a key, and no constant
+		c.choose(1, s.Number)
+	}
 	c.emit("lookup", wire.Str(unix.NFTA_LOOKUP_SET, s.Map), wire.U32(unix.NFTA_LOOKUP_SREG, reg), wire.U32(unix.NFTA_LOOKUP_DREG, wire.VerdictReg))
 }
 
@@ -290,19 +309,31 @@ func (c *compiler) changeMark(and, xor uint32) {
 	c.emit("meta", wire.U32(unix.NFTA_META_KEY, unix.NFT_META_MARK), wire.U32(unix.NFTA_META_SREG, reg))
 }
 
+// choose puts one of n numbers, at random from first on, into the next register.
+func (c *compiler) choose(n, first uint32) {
+	attrs := []wire.Attr{wire.U32(unix.NFTA_NG_DREG, c.reg), wire.U32(unix.NFTA_NG_MODULUS, n), wire.U32(unix.NFTA_NG_TYPE, unix.NFT_NG_RANDOM)}
+	if first > 0 {
+		attrs = append(attrs, wire.U32(unix.NFTA_NG_OFFSET, first))
+	}
+	c.emit("numgen", attrs...)
+}
+
 func (s DNAT) compile(c *compiler) {
 	reg := c.loadAll(s.Fields)
 	if s.Slots > 0 {
-		attrs := []wire.Attr{wire.U32(unix.NFTA_NG_DREG, c.reg), wire.U32(unix.NFTA_NG_MODULUS, s.Slots), wire.U32(unix.NFTA_NG_TYPE, unix.NFT_NG_RANDOM)}
-		if s.First > 0 {
-			attrs = append(attrs, wire.U32(unix.NFTA_NG_OFFSET, s.First))
-		}
-		c.emit("numgen", attrs...)
+		c.choose(s.Slots, s.First)
 	}
 	c.emit("lookup", wire.Str(unix.NFTA_LOOKUP_SET, s.Map), wire.U32(unix.NFTA_LOOKUP_SREG, reg), wire.U32(unix.NFTA_LOOKUP_DREG, wire.FirstReg))
 	words := uint32(AddrType(c.family).spec().size / 4)
 	c.emit("nat", wire.U32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), wire.U32(unix.NFTA_NAT_FAMILY, uint32(c.family)),
 		wire.U32(unix.NFTA_NAT_REG_ADDR_MIN, wire.FirstReg), wire.U32(unix.NFTA_NAT_REG_PROTO_MIN, wire.FirstReg+words))
+}
+
+func (s SetFlowMark) compile(c *compiler) {
+	reg := c.reg
+	c.load(FlowMark)
+	c.mask(reg, ^uint32(s), uint32(s))
+	c.emit("ct", wire.U32(unix.NFTA_CT_KEY, unix.NFT_CT_MARK), wire.U32(unix.NFTA_CT_SREG, reg))
 }
 
 // randomFully is NF_NAT_RANGE_PROTO_RANDOM_FULLY.

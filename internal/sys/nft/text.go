@@ -68,6 +68,10 @@ func (r *reader) read(e wire.Expr) {
 		}
 		r.keep(e.Num(unix.NFTA_META_DREG), key)
 	case "ct":
+		if sreg, ok := e.Find(unix.NFTA_CT_SREG); ok {
+			r.say("%s set %s", ctName(e), r.fields(sreg.N, noReg))
+			return
+		}
 		r.keep(e.Num(unix.NFTA_CT_DREG), ctName(e))
 	case "fib":
 		r.keep(e.Num(unix.NFTA_FIB_DREG), fibName(e))
@@ -149,7 +153,8 @@ func metaName(key uint64) string {
 
 func ctName(e wire.Expr) string {
 	names := map[uint64]string{
-		unix.NFT_CT_STATE: "state", unix.NFT_CT_STATUS: "status", unix.NFT_CT_PROTO_DST: "proto-dst", ctDstIP: "ip daddr", ctDstIP6: "ip6 daddr",
+		unix.NFT_CT_STATE: "state", unix.NFT_CT_STATUS: "status", unix.NFT_CT_MARK: "mark", unix.NFT_CT_DIRECTION: "direction",
+		unix.NFT_CT_PROTO_DST: "proto-dst", ctDstIP: "ip daddr", ctDstIP6: "ip6 daddr",
 	}
 	name, ok := names[e.Num(unix.NFTA_CT_KEY)]
 	if !ok {

@@ -48,6 +48,7 @@ func everySet(f nft.Family) []*nft.Set {
 		{Name: "verdicts", Key: []nft.Type{addr, nft.TypeProto, nft.TypePort}, Verdicts: true},
 		{Name: "ports", Key: []nft.Type{nft.TypePort}, Verdicts: true},
 		{Name: "slots", Key: []nft.Type{addr, nft.TypeProto, nft.TypePort, nft.TypeNumber}, Data: []nft.Type{addr, nft.TypePort}},
+		{Name: "numbered", Key: []nft.Type{addr, nft.TypeProto, nft.TypePort, nft.TypeNumber}, Verdicts: true},
 		{Name: "pairs", Key: []nft.Type{addr, addr, nft.TypeProto, nft.TypePort}},
 		{Name: "clients", Key: []nft.Type{addr}, Data: []nft.Type{addr, nft.TypePort}, Dynamic: true, Size: 64, Comment: "of a Service"},
 	}
@@ -70,6 +71,9 @@ func everyRule(f nft.Family) []*nft.Rule {
 		rule(nft.DNAT{Fields: []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, Slots: 3, Map: "slots"}),
 		rule(nft.DNAT{Fields: []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, Slots: 300, First: 1 << 20, Map: "slots"}),
 		rule(nft.Dispatch{Fields: []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, Map: "verdicts"}),
+		rule(nft.Dispatch{Fields: []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, Number: 2, Map: "numbered"}),
+		rule(nft.Has{Field: nft.Mark, Bits: 1 << 14}, nft.SetFlowMark(1<<15)),
+		rule(nft.Has{Field: nft.FlowMark, Bits: 1 << 15}, nft.Is{Field: nft.Direction, Value: nft.ToClient}, nft.SetMark(1<<15)),
 		rule(nft.Has{Field: nft.State, Bits: nft.StateNew}, nft.Has{Field: nft.Status, Bits: nft.StatusDNAT}, tcp,
 			nft.In{Fields: []nft.Field{nft.OrigDstAddr}, Set: "addresses"}, nft.Dispatch{Fields: []nft.Field{nft.OrigDstPort}, Map: "ports"}),
 		rule(nft.Remember{Map: "clients", Key: []nft.Field{nft.SrcAddr}, Data: []nft.Field{nft.DstAddr, nft.DstPort}, Timeout: 3 * time.Hour}),

@@ -132,9 +132,11 @@ type walk struct {
 	orig   netip.AddrPort
 	nated  bool // at this hook
 	mark   uint32
-	regs   [64]byte
-	pick   func(uint32) uint32
-	fate   Fate
+	// flowMark is the mark of its flow.
+	flowMark uint32
+	regs     [64]byte
+	pick     func(uint32) uint32
+	fate     Fate
 }
 
 // chain carries out a chain. The verdict is nft.Accept or nft.Drop if one ends the walk, none
@@ -174,7 +176,13 @@ func (w *walk) rule(r *nft.Rule) nft.Verdict {
 
 func (w *walk) step(e wire.Expr) (nft.Verdict, bool) {
 	switch e.Name {
-	case "payload", "ct", "fib":
+	case "ct":
+		if sreg, ok := e.Find(unix.NFTA_CT_SREG); ok {
+			w.flowMark = binary.NativeEndian.Uint32(w.reg(sreg.N))
+			break
+		}
+		w.load(e.Num(unix.NFTA_CT_DREG), w.field(e))
+	case "payload", "fib":
 		w.load(e.Num(1), w.field(e))
 	case "meta":
 		if sreg, ok := e.Find(unix.NFTA_META_SREG); ok {
@@ -239,6 +247,10 @@ func (w *walk) field(e wire.Expr) []byte {
 		return native(w.mark)
 	case "ct state":
 		return native(invalid[w.Invalid])
+	case "ct mark":
+		return native(w.flowMark)
+	case "ct direction":
+		return []byte(nft.ToServer)
 	case "ct status":
 		if w.Dst != w.orig {
 			return native(nft.StatusDNAT)
