@@ -1,0 +1,182 @@
+package route
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// inNamespace moves the test into a network namespace of its own, with lo up.
+func inNamespace(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a network namespace")
+	}
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func entries() []Entry {
+	return []Entry{
+		{Local: netip.MustParsePrefix("169.254.247.0/30"), Table: LocalTable},
+		{Local: netip.MustParsePrefix("fd73::/126"), Table: LocalTable},
+		{Local: netip.MustParsePrefix("0.0.0.0/0"), Table: 7372},
+		{Local: netip.MustParsePrefix("::/0"), Table: 7372},
+		{Mark: 0x8000, Priority: 99, Table: 7372},
+		{V6: true, Mark: 0x8000, Priority: 99, Table: 7372},
+	}
+}
+
+// Kernel and fake list the same after the same calls.
+func TestFakeIsHonest(t *testing.T) {
+	inNamespace(t)
+	ctx := context.Background()
+	both := []Routing{Kernel{}, &Fake{}}
+	all := entries()
+	compare := func(want []Entry) {
+		t.Helper()
+		for _, r := range both {
+			have, err := r.List(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !sameEntries(have, want) {
+				t.Fatalf("%T lists %v, want %v", r, have, want)
+			}
+		}
+	}
+	for _, r := range both {
+		for range 2 { // twice is no error
+			for _, e := range all {
+				if err := r.Add(ctx, e); err != nil {
+					t.Fatalf("%T: %v", r, err)
+				}
+			}
+		}
+	}
+	compare(all)
+	for _, r := range both {
+		for range 2 {
+			for _, e := range all[:3] {
+				if err := r.Delete(ctx, e); err != nil {
+					t.Fatalf("%T: %v", r, err)
+				}
+			}
+		}
+	}
+	compare(all[3:])
+	for _, r := range both {
+		changes, err := Settle(ctx, r, all[1:5])
+		if err != nil || len(changes) != 3 {
+			t.Fatalf("%T: Settle did %q, %v, want two additions and a deletion", r, changes, err)
+		}
+	}
+	compare(all[1:5])
+}
+
+func sameEntries(a, b []Entry) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for _, e := range a {
+		if !slices.Contains(b, e) {
+			return false
+		}
+	}
+	return true
+}
+
+// A socket can be bound to an address of a local prefix that no interface has.
+func TestAddressesOfALocalPrefixAreOwn(t *testing.T) {
+	inNamespace(t)
+	if err := (Kernel{}).Add(context.Background(), entries()[0]); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp4", "169.254.247.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp4", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
+func TestForeignRoutesAreNotOurs(t *testing.T) {
+	inNamespace(t)
+	r, err := Entry{Local: netip.MustParsePrefix("192.0.2.7/32"), Table: LocalTable}.route()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Protocol = unix.RTPROT_STATIC
+	if err := netlink.RouteAdd(r); err != nil {
+		t.Fatal(err)
+	}
+	have, err := (Kernel{}).List(context.Background())
+	if err != nil || len(have) != 0 {
+		t.Fatalf("lists %v, %v, want nothing", have, err)
+	}
+}
+
+// inside runs f on a thread that is in a network namespace.
+func inside(ns *os.File, f func() error) error {
+	runtime.LockOSThread() // never unlocked, as above
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	return f()
+}
+
+// Whoever deletes something of ours is noticed.
+func TestWatch(t *testing.T) {
+	inNamespace(t)
+	ns, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	for _, r := range []Routing{Kernel{}, &Fake{}} {
+		ctx, cancel := context.WithCancel(context.Background())
+		heard, ready, ended := make(chan string, 8), make(chan struct{}), make(chan error, 1)
+		go func() {
+			ended <- inside(ns, func() error { return r.Watch(ctx, ready, func(what string) { heard <- what }) })
+		}()
+		<-ready
+		for _, i := range []int{0, 1, 4, 5} {
+			e := entries()[i]
+			if err := errors.Join(r.Add(ctx, e), r.Delete(ctx, e)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-heard:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("%T: nothing was heard of the end of %s", r, e)
+			}
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("%T: Watch returned %v", r, err)
+		}
+	}
+}
