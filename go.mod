@@ -6,6 +6,7 @@ require (
 	github.com/fsnotify/fsnotify v1.10.1 // manifests and the configuration file are followed live
 	github.com/google/go-cmp v0.7.0 // tests: readable differences
 	github.com/google/nftables v0.3.0 // tests: rules of the lab's hosts
+	github.com/mdlayher/genetlink v1.4.0 // generic netlink, over which ip_vs is spoken to
 	github.com/mdlayher/netlink v1.11.2 // netlink sockets: nf_tables, connection tracking, notifications
 	github.com/prometheus/client_golang v1.24.0 // metrics
 	github.com/rogpeppe/go-internal v1.14.1 // tests: scripts and their archives, the language under scenarios
@@ -35,7 +36,6 @@ require (
 	github.com/go-logr/logr v1.4.3 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
-	github.com/mdlayher/genetlink v1.4.0 // generic netlink, over which ip_vs is spoken to
 	github.com/mdlayher/socket v0.6.0 // indirect
 	github.com/modern-go/concurrent v0.0.0-20180306012644-bacd9c7ef1dd // indirect
 	github.com/modern-go/reflect2 v1.0.3-0.20250322232337-35a7c28c31ee // indirect

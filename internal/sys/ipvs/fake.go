@@ -146,20 +146,21 @@ func sortLive(l []Live) {
 func (f *Fake) RealServers(k Key) ([]Live, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s, err := f.server(Op{Name: "list real servers", Key: k})
+	s, err := f.server(Op{Name: "list real servers", Key: k}, k.check())
 	if err != nil {
 		return nil, fmt.Errorf("list the real servers of %s: %w", k, err)
 	}
 	return s.list(), nil
 }
 
-// server begins an operation on a virtual server that exists.
-func (f *Fake) server(op Op) (*fakeServer, error) {
+// server begins an operation on a virtual server that exists; invalid is what is
+// wrong with the call itself.
+func (f *Fake) server(op Op, invalid error) (*fakeServer, error) {
 	if err := f.begin(op); err != nil {
 		return nil, err
 	}
-	if err := op.Key.check(); err != nil {
-		return nil, err
+	if invalid != nil {
+		return nil, invalid
 	}
 	if err := f.has(op.Key.Family, ""); err != nil {
 		return nil, err
@@ -195,10 +196,7 @@ func (f *Fake) CreateServer(v VirtualServer) error {
 func (f *Fake) UpdateServer(v VirtualServer) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s, err := f.server(Op{Name: "update server", Key: v.Key})
-	if err == nil {
-		err = v.check()
-	}
+	s, err := f.server(Op{Name: "update server", Key: v.Key}, v.check())
 	if err == nil {
 		err = f.has(v.Family, v.Scheduler)
 	}
@@ -212,7 +210,7 @@ func (f *Fake) UpdateServer(v VirtualServer) error {
 func (f *Fake) DeleteServer(k Key) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, err := f.server(Op{Name: "delete server", Key: k}); err != nil {
+	if _, err := f.server(Op{Name: "delete server", Key: k}, k.check()); err != nil {
 		return fmt.Errorf("delete virtual server %s: %w", k, err)
 	}
 	delete(f.servers, k)
@@ -222,10 +220,7 @@ func (f *Fake) DeleteServer(k Key) error {
 func (f *Fake) CreateReal(k Key, r RealServer) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s, err := f.server(Op{Name: "create real server", Key: k, Real: r.Addr})
-	if err == nil {
-		err = k.checkReal(r)
-	}
+	s, err := f.server(Op{Name: "create real server", Key: k, Real: r.Addr}, k.checkReal(r))
 	if err == nil && s.real[r.Addr] != nil {
 		err = ErrExist
 	}
@@ -239,10 +234,7 @@ func (f *Fake) CreateReal(k Key, r RealServer) error {
 func (f *Fake) UpdateReal(k Key, r RealServer) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s, err := f.server(Op{Name: "update real server", Key: k, Real: r.Addr})
-	if err == nil {
-		err = k.checkReal(r)
-	}
+	s, err := f.server(Op{Name: "update real server", Key: k, Real: r.Addr}, k.checkReal(r))
 	if err == nil && s.real[r.Addr] == nil {
 		err = ErrNoReal
 	}
@@ -256,10 +248,7 @@ func (f *Fake) UpdateReal(k Key, r RealServer) error {
 func (f *Fake) DeleteReal(k Key, addr netip.AddrPort) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s, err := f.server(Op{Name: "delete real server", Key: k, Real: addr})
-	if err == nil {
-		err = k.checkReal(RealServer{Addr: addr})
-	}
+	s, err := f.server(Op{Name: "delete real server", Key: k, Real: addr}, k.checkReal(RealServer{Addr: addr}))
 	if err == nil && s.real[addr] == nil {
 		err = ErrNoReal
 	}

@@ -342,7 +342,9 @@ func (v VirtualServer) check() error {
 func (k Key) checkReal(r RealServer) error {
 	switch {
 	case !r.Addr.IsValid() || familyOf(r.Addr.Addr()) != k.Family || r.Addr.Addr().Is4In6() || r.Addr.Addr().Zone() != "":
-		return fmt.Errorf("real server %s is no plain %s address", r.Addr, k.Family)
+		return fmt.Errorf("%s is no plain %s address", r.Addr, k.Family)
+	case r.Addr.Addr().IsMulticast() || r.Addr.Addr().IsUnspecified() || r.Addr.Addr() == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return fmt.Errorf("address %s is not of one host", r.Addr.Addr())
 	case r.Weight > math.MaxInt32:
 		return fmt.Errorf("weight %d is above %d", r.Weight, math.MaxInt32)
 	case r.Forwarding > Bypass:
