@@ -94,7 +94,11 @@ func (r *reader) read(e wire.Expr) {
 		r.lookup(e)
 	case "nat":
 		family := Family(e.Num(unix.NFTA_NAT_FAMILY))
-		r.say("dnat %s addr . port to %s", family, r.fields(e.Num(unix.NFTA_NAT_REG_ADDR_MIN), noReg))
+		what := " addr . port"
+		if _, ok := e.Find(unix.NFTA_NAT_REG_PROTO_MIN); !ok {
+			what = ""
+		}
+		r.say("dnat %s%s to %s", family, what, r.fields(e.Num(unix.NFTA_NAT_REG_ADDR_MIN), noReg))
 	case "masq":
 		r.say("masquerade flags %d", e.Num(unix.NFTA_MASQ_FLAGS))
 	case "reject":

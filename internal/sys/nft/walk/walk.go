@@ -205,7 +205,11 @@ func (w *walk) step(e wire.Expr) (nft.Verdict, bool) {
 		return w.lookup(e)
 	case "nat":
 		a, _ := netip.AddrFromSlice(w.reg(e.Num(unix.NFTA_NAT_REG_ADDR_MIN))[:addrLen(w.family)])
-		w.Dst = netip.AddrPortFrom(a, binary.BigEndian.Uint16(w.reg(e.Num(unix.NFTA_NAT_REG_PROTO_MIN))))
+		port := w.Dst.Port()
+		if to, ok := e.Find(unix.NFTA_NAT_REG_PROTO_MIN); ok {
+			port = binary.BigEndian.Uint16(w.reg(to.N))
+		}
+		w.Dst = netip.AddrPortFrom(a, port)
 		w.nated = true
 		return nft.Verdict{Code: nft.Accept}, true
 	case "masq":
