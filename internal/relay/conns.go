@@ -1,0 +1,140 @@
+package relay
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// conns are the TCP connections of a loop, by Service and in the order of their last
+// use, so that one can be found to give way.
+type conns struct {
+	n      atomic.Int64 // read by other loops
+	groups map[*Service]*group
+	// hopeless is the time until which no connection is idle for long enough.
+	hopeless time.Time
+}
+
+// group is the connections of one Service, a ring around head, the longest unused first.
+type group struct {
+	service *Service
+	head    conn // only prev and next
+	n       int
+}
+
+func (cs *conns) add(c *conn) {
+	g := cs.groups[c.service]
+	if g == nil {
+		if cs.groups == nil {
+			cs.groups = make(map[*Service]*group)
+		}
+		g = &group{service: c.service}
+		g.head.prev, g.head.next = &g.head, &g.head
+		cs.groups[c.service] = g
+	}
+	c.group = g
+	c.used = c.loop.now
+	g.n++
+	cs.n.Add(1)
+	c.loop.relay.open.Add(1)
+	c.link()
+}
+
+func (c *conn) link() {
+	last := c.group.head.prev
+	c.prev, c.next = last, &c.group.head
+	last.next, c.group.head.prev = c, c
+}
+
+func (c *conn) unlink() {
+	c.prev.next, c.next.prev = c.next, c.prev
+	c.prev, c.next = nil, nil
+}
+
+// touch says that something happened on c.
+func (cs *conns) touch(c *conn) {
+	c.used = c.loop.now
+	if c.next != &c.group.head {
+		c.unlink()
+		c.link()
+	}
+}
+
+func (cs *conns) remove(c *conn) {
+	c.unlink()
+	c.group.n--
+	if c.group.n == 0 {
+		delete(cs.groups, c.group.service)
+	}
+	cs.n.Add(-1)
+	c.loop.relay.oneLess()
+}
+
+// makeRoom ends the longest idle connection of the Service that has most, so that a
+// new one of the given Service gets its descriptors. Where that Service has less than
+// half as many, a connection counts as idle after a tenth of the time: nobody's
+// clients keep another Service's out by a trickle of bytes. It returns false if
+// nothing is idle.
+func (l *loop) makeRoom(service *Service) bool {
+	idle := l.relay.opts.IdleAfter
+	if idle < 0 || l.now.Before(l.conns.hopeless) {
+		return false
+	}
+	mine := 0
+	if g := l.conns.groups[service]; g != nil {
+		mine = g.n
+	}
+	var victim *group
+	soonest := l.now.Add(idle / 10)
+	for _, g := range l.conns.groups {
+		after := idle
+		if g.n > 2*mine {
+			after = idle / 10
+		}
+		free := g.head.next.used.Add(after)
+		if free.After(l.now) {
+			if free.Before(soonest) {
+				soonest = free
+			}
+			continue
+		}
+		if victim == nil || g.n > victim.n {
+			victim = g
+		}
+	}
+	if victim == nil {
+		if mine > 0 || len(l.conns.groups) == 0 { // another Service's clients may find a victim
+			l.conns.hopeless = soonest
+		}
+		return false
+	}
+	c := victim.head.next
+	c.service.meter.failed(GaveWay)
+	c.end(true)
+	return true
+}
+
+// endGone resets the connections whose endpoint was removed and whose time is up.
+func (l *loop) endGone() {
+	now := l.relay.opts.Now()
+	for _, g := range l.conns.groups {
+		for c := g.head.next; c != &g.head; {
+			next := c.next
+			if c.endpoint != nil && c.endpoint.ends(now) {
+				c.service.meter.failed(EndpointGone)
+				c.end(true)
+			}
+			c = next
+		}
+	}
+}
+
+// endAll resets every connection.
+func (cs *conns) endAll(why Reason) {
+	for _, g := range cs.groups {
+		for g.n > 0 {
+			c := g.head.next
+			c.service.meter.failed(why)
+			c.end(true)
+		}
+	}
+}

@@ -1,0 +1,190 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+// ErrStopped is returned by a Relay that has been shut down or is not started.
+var ErrStopped = errors.New("the relay does not run")
+
+// Listener is a listening socket that a Relay serves.
+type Listener struct {
+	relay  *Relay
+	config ListenConfig // Addr with the port that it got
+	fd     int          // the socket
+	router atomic.Pointer[Router]
+	users  atomic.Int32 // loops and flows that use the socket; the last one closes it
+
+	once   sync.Once
+	served []*served // by loop; immutable after Listen
+}
+
+// served is a Listener in one loop.
+type served struct {
+	*Listener
+	loop  *loop
+	watch watch
+	open  bool
+}
+
+// Listen opens a socket and serves it, or goes on with the one that a predecessor
+// left under the same key. It fails without having changed anything if the address
+// is taken, or not the node's; errors.Is tells unix.EADDRINUSE and
+// unix.EADDRNOTAVAIL.
+func (r *Relay) Listen(c ListenConfig) (*Listener, error) {
+	if c.Router == nil {
+		return nil, fmt.Errorf("listening on %s %s: no Router", c.Protocol, c.Addr)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.loops) == 0 || r.stopped {
+		return nil, ErrStopped
+	}
+	fd, ok := r.opts.Inherited.take(c)
+	if !ok {
+		var err error
+		if fd, err = listen(c); err != nil {
+			return nil, fmt.Errorf("listening on %s %s: %w", c.Protocol, c.Addr, err)
+		}
+	}
+	ln, err := r.newListener(c, fd)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("listening on %s %s: %w", c.Protocol, c.Addr, err)
+	}
+	r.listeners[ln] = struct{}{}
+	return ln, nil
+}
+
+func (r *Relay) newListener(c ListenConfig, fd int) (*Listener, error) {
+	if err := prepare(fd, c, r.opts); err != nil {
+		return nil, err
+	}
+	addr, err := localAddr(fd)
+	if err != nil {
+		return nil, err
+	}
+	c.Addr = addr
+	ln := &Listener{relay: r, config: c, fd: fd}
+	ln.router.Store(&c.Router)
+	loops := r.loops
+	if c.Protocol == plan.UDP {
+		r.next++
+		loops = loops[r.next%len(loops):][:1]
+	}
+	for _, l := range loops {
+		ln.served = append(ln.served, &served{Listener: ln, loop: l})
+	}
+	ln.users.Store(int32(len(ln.served)))
+	for _, s := range ln.served {
+		s.loop.post(s.start)
+	}
+	return ln, nil
+}
+
+// Addr is the address listened on, with the port that the kernel chose if none was
+// given.
+func (ln *Listener) Addr() netip.AddrPort { return ln.config.Addr }
+
+// SetRouter changes what happens to new flows; those that are there go on.
+func (ln *Listener) SetRouter(r Router) { ln.router.Store(&r) }
+
+func (ln *Listener) route(f Flow) (*Service, plan.Route) { return (*ln.router.Load())(f) }
+
+// Close stops listening. TCP connections that were accepted go on, UDP flows end.
+// When it has returned, the address can be listened on again at once.
+func (ln *Listener) Close() {
+	ln.relay.mu.Lock()
+	delete(ln.relay.listeners, ln)
+	ln.relay.mu.Unlock()
+	ln.stop(true)
+}
+
+// stop has the loops stop accepting, and waits for it. endFlows: the UDP flows end
+// too; otherwise the listener's socket stays open for what their endpoints answer.
+func (ln *Listener) stop(endFlows bool) {
+	ln.once.Do(func() {
+		var all sync.WaitGroup
+		for _, s := range ln.served {
+			all.Add(1)
+			if !s.loop.post(func() { defer all.Done(); s.stop(endFlows) }) {
+				all.Done()
+			}
+		}
+		all.Wait()
+	})
+}
+
+// release ends one use of the socket.
+func (ln *Listener) release() {
+	if ln.users.Add(-1) == 0 {
+		unix.Close(ln.fd)
+	}
+}
+
+// start has the loop take what arrives. Of the loops that wait for one TCP socket, the
+// kernel wakes one.
+func (s *served) start() {
+	events, h := uint32(unix.EPOLLIN|unix.EPOLLEXCLUSIVE), handler(s)
+	w, err := s.loop.add(s.fd, events, h)
+	if err != nil {
+		s.relay.opts.Log.Error("cannot serve a listening socket; trying again", "protocol", s.config.Protocol, "address", s.config.Addr, "err", err)
+		s.loop.timers.start(s.loop.now.Add(time.Second), func() {
+			if s.open {
+				s.start()
+			}
+		})
+	}
+	s.watch, s.open = w, true
+}
+
+func (s *served) stop(endFlows bool) {
+	if !s.open {
+		return
+	}
+	s.open = false
+	s.loop.remove(s.fd, s.watch)
+	s.release()
+}
+
+// acceptsAtOnce is how many connections one loop takes before others get their turn.
+const acceptsAtOnce = 32
+
+// ready accepts. A connection is taken even if there are no descriptors for it, to be
+// refused; only if accept itself finds none, the socket rests for a moment.
+func (s *served) ready(uint32) {
+	for range acceptsAtOnce {
+		fd, client, err := accept(s.fd)
+		switch {
+		case err == nil:
+			s.loop.accepted(s.Listener, fd, client)
+		case errors.Is(err, unix.EAGAIN):
+			return
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+			s.rest(err)
+			return
+		default: // the connection was gone already, or brings an error of its network
+		}
+	}
+}
+
+// rest stops accepting for a moment, so that the loop does not turn for nothing.
+func (s *served) rest(err error) {
+	s.relay.opts.Log.Warn("cannot accept connections; resting", "address", s.config.Addr, "err", err)
+	s.loop.remove(s.fd, s.watch)
+	s.watch = watch{}
+	s.loop.timers.start(s.loop.now.Add(50*time.Millisecond), func() {
+		if s.open {
+			s.start()
+		}
+	})
+}

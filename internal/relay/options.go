@@ -1,0 +1,78 @@
+package relay
+
+import (
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// reserve is what of the process's descriptors is left to everything else.
+const reserve = 64
+
+func (o Options) withDefaults() Options {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Loops == 0 {
+		o.Loops = runtime.GOMAXPROCS(0)
+	}
+	if o.ConnectTimeouts == nil {
+		o.ConnectTimeouts = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
+	}
+	if o.Ejection.For == 0 {
+		o.Ejection.For = 10 * time.Second
+	}
+	if o.UDPTimeout == 0 {
+		o.UDPTimeout = 250 * time.Millisecond
+	}
+	if o.KeepAlive == 0 {
+		o.KeepAlive = 15 * time.Second
+	}
+	if o.MaxFlows == 0 {
+		o.MaxFlows = 65536
+	}
+	if o.IdleAfter == 0 {
+		o.IdleAfter = 10 * time.Second
+	}
+	if o.MaxAffinity == 0 {
+		o.MaxAffinity = 65536
+	}
+	return o
+}
+
+// budget counts the descriptors in use against their limit.
+type budget struct {
+	limit int64
+	used  atomic.Int64
+}
+
+// newBudget returns a budget of limit descriptors; 0: what the process may have,
+// less a reserve, which is a quarter where the limit is low.
+func newBudget(limit int) (*budget, error) {
+	if limit > 0 {
+		return &budget{limit: int64(limit)}, nil
+	}
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return nil, err
+	}
+	most := int64(min(r.Cur, 1<<30))
+	return &budget{limit: most - min(reserve, most/4)}, nil
+}
+
+// take reserves n descriptors, or none and returns false.
+func (b *budget) take(n int) bool {
+	if b.used.Add(int64(n)) > b.limit {
+		b.used.Add(int64(-n))
+		return false
+	}
+	return true
+}
+
+func (b *budget) give(n int) { b.used.Add(int64(-n)) }

@@ -1,0 +1,226 @@
+package relay
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+// The calls on the hot path go to the kernel without telling the Go scheduler: none
+// of them waits, and telling it costs more than most of them. They allocate nothing.
+
+// epollPoll returns the events that are there already.
+func epollPoll(epoll int, events []unix.EpollEvent) (int, error) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+	return result(n, errno)
+}
+
+func result(n uintptr, errno unix.Errno) (int, error) {
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(n), nil
+}
+
+func read(fd int, b []byte) (int, error) {
+	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	return result(n, errno)
+}
+
+// send writes to a socket without a SIGPIPE.
+func send(fd int, b []byte) (int, error) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0)
+	return result(n, errno)
+}
+
+// splice moves up to n bytes between a socket and a pipe. It may copy a mebibyte, so
+// it is announced to the scheduler.
+func splice(from, to, n int) (int, error) {
+	moved, _, errno := unix.Syscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(n), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+	return result(moved, errno)
+}
+
+// sockaddr is a kernel socket address of either family.
+type sockaddr [unix.SizeofSockaddrInet6]byte
+
+// put sets the address and returns its length.
+func (s *sockaddr) put(a netip.AddrPort) uint32 {
+	binary.BigEndian.PutUint16(s[2:], a.Port())
+	if a.Addr().Is4() {
+		binary.NativeEndian.PutUint16(s[:], unix.AF_INET)
+		ip := a.Addr().As4()
+		copy(s[4:], ip[:])
+		return unix.SizeofSockaddrInet4
+	}
+	binary.NativeEndian.PutUint16(s[:], unix.AF_INET6)
+	ip := a.Addr().As16()
+	clear(s[4:8])
+	copy(s[8:], ip[:])
+	clear(s[24:])
+	return unix.SizeofSockaddrInet6
+}
+
+// get returns the address, without a zone.
+func (s *sockaddr) get() netip.AddrPort {
+	port := binary.BigEndian.Uint16(s[2:])
+	if binary.NativeEndian.Uint16(s[:]) == unix.AF_INET {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(s[4:8])), port)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(s[8:24])), port)
+}
+
+// accept returns a non-blocking connection and its client.
+func accept(fd int) (int, netip.AddrPort, error) {
+	var sa sockaddr
+	size := uint32(len(sa))
+	n, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), uintptr(unsafe.Pointer(&sa)), uintptr(unsafe.Pointer(&size)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
+	if errno != 0 {
+		return -1, netip.AddrPort{}, errno
+	}
+	return int(n), sa.get(), nil
+}
+
+func connect(fd int, to netip.AddrPort) error {
+	var sa sockaddr
+	size := sa.put(to)
+	if _, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&sa)), uintptr(size)); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func localAddr(fd int) (netip.AddrPort, error) {
+	var sa sockaddr
+	size := uint32(len(sa))
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(&sa)), uintptr(unsafe.Pointer(&size))); errno != 0 {
+		return netip.AddrPort{}, fmt.Errorf("asking for a socket's address: %w", errno)
+	}
+	return sa.get(), nil
+}
+
+func domain(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// option is one setsockopt with a whole number.
+type option struct {
+	level, name, value int
+	what               string // for errors
+}
+
+func setOptions(fd int, options ...option) error {
+	for _, o := range options {
+		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
+			return fmt.Errorf("setting %s: %w", o.what, err)
+		}
+	}
+	return nil
+}
+
+// listen returns a bound socket of c; see prepare.
+func listen(c ListenConfig) (int, error) {
+	kind := unix.SOCK_STREAM
+	switch c.Protocol {
+	case plan.TCP:
+	default:
+		return -1, fmt.Errorf("%s is not relayed: only TCP and UDP are", c.Protocol)
+	}
+	fd, err := unix.Socket(domain(c.Addr.Addr()), kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("creating a socket: %w", err)
+	}
+	if err := bindListener(fd, c); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func bindListener(fd int, c ListenConfig) error {
+	var options []option
+	four := c.Addr.Addr().Is4()
+	if !four {
+		options = append(options, option{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "IPV6_V6ONLY"})
+	}
+	if c.Protocol == plan.TCP {
+		// Connections of a closed listener must not keep the next one from the address.
+		options = append(options, option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR"})
+	}
+	if c.FreeBind {
+		options = append(options, byFamily(four, unix.IP_FREEBIND, unix.IPV6_FREEBIND, "IP_FREEBIND"))
+	}
+	if c.Transparent {
+		options = append(options, byFamily(four, unix.IP_TRANSPARENT, unix.IPV6_TRANSPARENT, "IP_TRANSPARENT"))
+	}
+	if err := setOptions(fd, options...); err != nil {
+		return err
+	}
+	if err := bind(fd, c.Addr); err != nil {
+		return fmt.Errorf("binding: %w", err)
+	}
+	return nil
+}
+
+// byFamily is an option that IPv4 and IPv6 have under different names, switched on.
+func byFamily(four bool, v4, v6 int, what string) option {
+	if four {
+		return option{unix.IPPROTO_IP, v4, 1, what}
+	}
+	return option{unix.IPPROTO_IPV6, v6, 1, what}
+}
+
+func bind(fd int, a netip.AddrPort) error {
+	var sa sockaddr
+	size := sa.put(a)
+	if _, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&sa)), uintptr(size)); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// prepare sets the options of a listening socket that may have been a predecessor's.
+// Those of TCP are inherited by the connections that it accepts.
+func prepare(fd int, c ListenConfig, o Options) error {
+	if c.Protocol == plan.UDP {
+		four := c.Addr.Addr().Is4()
+		return setOptions(fd, byFamily(four, unix.IP_PKTINFO, unix.IPV6_RECVPKTINFO, "IP_PKTINFO"))
+	}
+	if err := setOptions(fd, streamOptions(o)...); err != nil {
+		return err
+	}
+	if err := unix.Listen(fd, backlog); err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	return nil
+}
+
+// backlog is what a listening socket queues; net.core.somaxconn has the last word.
+const backlog = 65535
+
+// streamOptions are the options of every TCP socket.
+func streamOptions(o Options) []option {
+	options := []option{{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1, "TCP_NODELAY"}}
+	if o.KeepAlive > 0 {
+		seconds := int(max(o.KeepAlive/time.Second, 1))
+		options = append(options,
+			option{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1, "SO_KEEPALIVE"},
+			option{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds, "TCP_KEEPIDLE"},
+			option{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds, "TCP_KEEPINTVL"})
+	}
+	return options
+}
+
+// reset closes a TCP socket so that its peer sees a reset.
+func reset(fd int) {
+	unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	unix.Close(fd)
+}
