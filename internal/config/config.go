@@ -14,6 +14,8 @@ import (
 
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
 // Names of the proxy modes.
@@ -87,6 +89,7 @@ type Config struct {
 	OOMScoreAdj      int
 	Conntrack        Conntrack
 	ConfigSyncPeriod time.Duration
+	HealthCheck      HealthCheck
 	Log              Log
 
 	defaultNodePorts bool                            // nobody chose NodePortAddresses
@@ -145,6 +148,12 @@ type Conntrack struct {
 	MaxPerCore, Min                              int
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
 	TCPBeLiberal                                 bool
+}
+
+// HealthCheck is about the health checks of endpoints.
+type HealthCheck struct {
+	Default         plan.HealthCheck // of Services that choose none; the zero value: off
+	ProbesPerSecond int              // at most, of all endpoints together; at least 1
 }
 
 // Log says how much is logged and in which form.

@@ -78,6 +78,7 @@ func TestDefaults(t *testing.T) {
 		OOMScoreAdj:      -999,
 		Conntrack:        Conntrack{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour},
 		ConfigSyncPeriod: 15 * time.Minute,
+		HealthCheck:      HealthCheck{ProbesPerSecond: 100},
 	}
 	if diff := cmp.Diff(want, mustLoad(t), equalConfigs); diff != "" {
 		t.Errorf("flags, -want +have:\n%s", diff)
@@ -212,6 +213,13 @@ func TestOwnDocument(t *testing.T) {
 	if !slices.Equal(c.Manifests, []string{"/a", "/b"}) || c.ServiceProxyName != "mine" || c.Staleness != 20*time.Second {
 		t.Errorf("have %v, %q, %v", c.Manifests, c.ServiceProxyName, c.Staleness)
 	}
+	if c.HealthCheck != (HealthCheck{ProbesPerSecond: 100}) {
+		t.Errorf("health checks %+v without a word about them", c.HealthCheck)
+	}
+	h := mustFile(t, body+"healthCheck: {default: \"http,path=/ok,interval=10s\", probesPerSecond: 5}\n").HealthCheck
+	if h.ProbesPerSecond != 5 || h.Default.String() != "http,path=/ok,interval=10s,timeout=1s,rise=2,fall=3" {
+		t.Errorf("health checks %+v", h)
+	}
 	c = mustFile(t, body, "--manifests=/c", "--staleness-limit=1m")
 	if !slices.Equal(c.Manifests, []string{"/c"}) || c.ServiceProxyName != "mine" || c.Staleness != time.Minute {
 		t.Errorf("flags must win: have %v, %q, %v", c.Manifests, c.ServiceProxyName, c.Staleness)
@@ -264,6 +272,8 @@ func TestErrors(t *testing.T) {
 				`nodePortAddresses: "primary" cannot be used; give a list`, `ipvs: ["rr"] cannot be used; give fields`, `portRange: 80 cannot be used; give text`,
 			}},
 		{"staleness", []string{"--staleness-limit=0"}, "", []string{"stalenessLimit"}},
+		{"health check", nil, "mode: iptables\n---\napiVersion: svcproxy.io/v1alpha1\nkind: SvcproxyConfiguration\nhealthCheck: {default: \"tcp,code=200\", probesPerSecond: 0}",
+			[]string{"healthCheck.default", `"tcp,code=200"`, "use http", "healthCheck.probesPerSecond", "from 1 to 100000"}},
 		{"manifests", []string{"--manifests=/a", "--manifests="}, "", []string{"manifests[1]", "names no directory"}},
 		{"positional flag value", []string{"--oom-score-adj=lots"}, "", []string{"--oom-score-adj", "lots"}},
 	}

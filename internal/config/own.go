@@ -1,9 +1,12 @@
 package config
 
 import (
+	"fmt"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
 // OwnAPIVersion and OwnKind identify the document with svcproxy's own settings. It
@@ -19,6 +22,8 @@ const (
 	// usefulStaleness leaves room for the bookmark that an API server sends about
 	// once a minute.
 	usefulStaleness = 90 * time.Second
+	defaultProbes   = 100
+	mostProbes      = 100_000
 )
 
 // OwnConfiguration is that document. A flag wins over its field.
@@ -27,6 +32,15 @@ type OwnConfiguration struct {
 	Manifests        []string         `json:"manifests,omitempty"`
 	ServiceProxyName string           `json:"serviceProxyName,omitempty"`
 	StalenessLimit   *metav1.Duration `json:"stalenessLimit,omitempty"`
+	HealthCheck      OwnHealthCheck   `json:"healthCheck,omitempty"`
+}
+
+// OwnHealthCheck is about the health checks of endpoints.
+type OwnHealthCheck struct {
+	// Default is for Services without an annotation, and in its form; "" is off.
+	Default string `json:"default,omitempty"`
+	// ProbesPerSecond limits those of all endpoints together.
+	ProbesPerSecond *int32 `json:"probesPerSecond,omitempty"`
 }
 
 // setDefaults fills in what was left out.
@@ -35,9 +49,27 @@ func (o *OwnConfiguration) setDefaults() {
 	if o.StalenessLimit == nil {
 		o.StalenessLimit = &metav1.Duration{Duration: defaultStaleness}
 	}
+	if o.HealthCheck.ProbesPerSecond == nil {
+		n := int32(defaultProbes)
+		o.HealthCheck.ProbesPerSecond = &n
+	}
 }
 
 // isDefault reports whether the document says nothing.
 func (o *OwnConfiguration) isDefault() bool {
-	return len(o.Manifests) == 0 && o.ServiceProxyName == "" && o.StalenessLimit.Duration == defaultStaleness
+	return len(o.Manifests) == 0 && o.ServiceProxyName == "" && o.StalenessLimit.Duration == defaultStaleness &&
+		o.HealthCheck.Default == "" && *o.HealthCheck.ProbesPerSecond == defaultProbes
+}
+
+// healthCheck parses what is said about the health checks of endpoints.
+func (r *resolver) healthCheck(o *OwnHealthCheck) HealthCheck {
+	h := HealthCheck{ProbesPerSecond: int(*o.ProbesPerSecond)}
+	if o.Default != "" {
+		var err error
+		if h.Default, err = plan.ParseHealthCheck(o.Default); err != nil {
+			r.invalid("healthCheck.default", o.Default, fmt.Sprintf("is no health check: %v", err))
+		}
+	}
+	r.within("healthCheck.probesPerSecond", *o.ProbesPerSecond, 1, mostProbes)
+	return h
 }

@@ -20,7 +20,9 @@ func (c *Config) Reload(next *Config) (inForce *Config, applied, restart []strin
 		merged.NodePortAddresses = nil
 	}
 	defaultNodePorts := setPlatformDefaults(merged)
-	inForce, err = resolve(merged, c.own, c.Client.Master)
+	own := c.own
+	own.HealthCheck = next.own.HealthCheck
+	inForce, err = resolve(merged, own, c.Client.Master)
 	if err != nil {
 		return nil, nil, nil, err
 	}

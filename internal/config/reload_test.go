@@ -26,6 +26,8 @@ func TestReload(t *testing.T) {
 			[]string{"ipvs.syncPeriod", "nodePortAddresses"}, []string{"mode"}},
 		{"a mode with another default of node-port addresses", "mode: iptables", "mode: nftables", nil, []string{"mode", "nodePortAddresses"}},
 		{"and back", "mode: nftables", "mode: iptables", nil, []string{"mode", "nodePortAddresses"}},
+		{"health checks", "", "mode: iptables\n---\napiVersion: svcproxy.io/v1alpha1\nkind: SvcproxyConfiguration\nhealthCheck: {default: tcp, probesPerSecond: 7}\nserviceProxyName: x",
+			[]string{"healthCheck.default", "healthCheck.probesPerSecond"}, []string{"serviceProxyName"}},
 		{"addresses and client", "", "healthzBindAddress: 1.2.3.4\nclientConnection: {kubeconfig: /k}\nhostnameOverride: x\niptables: {masqueradeBit: 3}\nenableProfiling: true",
 			nil, []string{"clientConnection.kubeconfig", "enableProfiling", "healthzBindAddress", "hostnameOverride", "iptables.masqueradeBit"}},
 	}

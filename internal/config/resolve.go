@@ -53,6 +53,7 @@ func resolve(p *v1alpha1.KubeProxyConfiguration, own OwnConfiguration, master st
 	r.node(c, p)
 	r.conntrack(c, p)
 	r.logging(c, p)
+	c.HealthCheck = r.healthCheck(&own.HealthCheck)
 	r.atLeast("clientConnection.burst", p.ClientConnection.Burst, 0)
 	r.positive("configSyncPeriod", p.ConfigSyncPeriod)
 	r.positive("stalenessLimit", *own.StalenessLimit)

@@ -18,6 +18,7 @@ const (
 	leastCheckInterval = 100 * time.Millisecond
 	mostCheckInterval  = time.Hour
 	leastCheckTimeout  = 10 * time.Millisecond
+	mostCheckTimeout   = 10 * time.Second // a probe under way holds one of a few hundred places
 	mostCheckPath      = 256 // bytes
 	mostCheckRise      = 100
 )
@@ -75,7 +76,7 @@ func (h *HealthCheck) set(key, value string) (err error) {
 	case key == "interval":
 		h.Interval, err = durationWithin(key, value, leastCheckInterval, mostCheckInterval)
 	case key == "timeout":
-		h.Timeout, err = durationWithin(key, value, leastCheckTimeout, mostCheckInterval)
+		h.Timeout, err = durationWithin(key, value, leastCheckTimeout, mostCheckTimeout)
 	case key == "rise":
 		err = numberWithin(key, value, 1, mostCheckRise, &h.Rise)
 	case key == "fall":

@@ -1,0 +1,101 @@
+package probe
+
+import (
+	"container/heap"
+	"time"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+// Follow takes up which endpoints there are to probe. What is new counts as healthy;
+// an endpoint whose Service changed its health check keeps its state until the new
+// check knows better.
+func (p *Prober) Follow(u plan.Update) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	touched := map[user]struct{}{}
+	for _, c := range u.Changed {
+		next := endpoints(c.New)
+		for e := range next {
+			p.join(e, c.New.Policy.Check, touched)
+		}
+		for e := range endpoints(c.Old) {
+			p.leave(e, c.Old.Policy.Check, touched)
+		}
+	}
+	if len(touched) == 0 {
+		return
+	}
+	for user := range touched {
+		p.tell(user)
+	}
+	p.gauge()
+	p.nudge()
+}
+
+// endpoints returns the endpoints of sp that are to be probed.
+func endpoints(sp *plan.ServicePort) map[user]struct{} {
+	if sp == nil || sp.Chosen().Check.Method == plan.NoCheck {
+		return nil
+	}
+	out := make(map[user]struct{}, len(sp.Pools[plan.Cluster]))
+	for _, pool := range sp.Pools {
+		for _, e := range pool {
+			out[user{sp.ID.Service(), e.Addr}] = struct{}{}
+		}
+	}
+	return out
+}
+
+// join adds one Service port's use of a target.
+func (p *Prober) join(u user, check plan.HealthCheck, touched map[user]struct{}) {
+	k := key{check.Target(u.endpoint), check}
+	k.check.Port = 0 // it is in the address
+	before := p.users[u]
+	t := p.targets[k]
+	if t == nil {
+		t = &target{key: k, ports: map[user]int{}, index: -1}
+		t.next = time.Now().Add(time.Duration(p.cfg.Spread() * float64(check.Interval)))
+		if before != nil && before.failing {
+			t.failing, t.reason, t.since = true, before.reason, before.since
+			p.failing++
+		}
+		p.targets[k] = t
+		heap.Push(&p.due, t)
+	}
+	t.ports[u]++
+	if before != t {
+		p.users[u] = t
+		touched[u] = struct{}{}
+	}
+}
+
+// leave ends one Service port's use of a target, and the target with its last.
+func (p *Prober) leave(u user, check plan.HealthCheck, touched map[user]struct{}) {
+	k := key{check.Target(u.endpoint), check}
+	k.check.Port = 0
+	t := p.targets[k]
+	if t == nil || t.ports[u] == 0 {
+		return
+	}
+	if t.ports[u]--; t.ports[u] > 0 {
+		return
+	}
+	delete(t.ports, u)
+	if p.users[u] == t {
+		delete(p.users, u)
+		touched[u] = struct{}{}
+	}
+	if len(t.ports) > 0 {
+		return
+	}
+	t.gone = true
+	delete(p.targets, k)
+	if t.index >= 0 {
+		heap.Remove(&p.due, t.index)
+	}
+	if t.failing {
+		p.failing--
+	}
+	touched[u] = struct{}{}
+}
