@@ -41,6 +41,7 @@ func plannerOptions(c *config.Config, node string, families []plan.Family) plann
 		LocalhostNodePorts: c.LocalhostNodePorts,
 		ServiceProxyName:   c.ServiceProxyName,
 		AllowExternalIPs:   c.AllowExternalIPs,
+		DefaultCheck:       c.HealthCheck.Default,
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/metrics"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/planner"
+	"github.com/svcproxy/svcproxy/internal/probe"
 	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
 )
 
@@ -40,6 +41,7 @@ type proxy struct {
 	state   *cluster.State
 	planner *planner.Planner // the loop's goroutine alone calls it
 	loop    *dataplane.Loop
+	prober  *probe.Prober
 	health  *health.Health
 	metrics *metrics.Metrics
 	events  *events
@@ -75,6 +77,7 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 		return nil, err
 	}
 	p.state.SetHost(addrs)
+	p.prober = newProber(c, p.state, p.metrics, p.events.notes, log.Logger)
 	p.planner = planner.New(p.state, plannerOptions(c, p.node, p.families))
 	backend, err := mode.New(modeEnv(c, log.Logger, p.metrics, p.families))
 	if err != nil {
@@ -92,6 +95,7 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 		Mode: mode.Name, Planner: p.checkedPlanner(), Backend: backend, Families: p.families,
 		Log: log.Logger, Stats: p.metrics, Health: p.health, Flows: flows,
 		Notes: p.events.notes, Age: p.state.Age, First: func() { p.firstSync(ctx) },
+		Follow:   []dataplane.Follower{p.prober},
 		Settings: loopSettings(c),
 	})
 	p.compute()
@@ -140,6 +144,7 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 	}
 	g.run(p.followAddresses)
 	g.run(p.loop.Run)
+	g.run(p.prober.Run)
 	g.run(endless(p.health.Run))
 	for _, server := range p.servers(c) {
 		g.run(server.Run)
@@ -218,7 +223,7 @@ func (p *proxy) sourceNames() []string {
 func (p *proxy) getStatus() status {
 	s := status{
 		Version: p.env.buildVersion(), Node: p.node, Started: p.started,
-		Config: p.live.getStatus(), Sources: p.sourceNames(), Loop: p.loop.Status(),
+		Config: p.live.getStatus(), Sources: p.sourceNames(), Loop: p.loop.Status(), HealthChecks: p.prober.Status(),
 	}
 	s.Services, s.Endpoints = p.state.Counts()
 	p.mu.Lock()

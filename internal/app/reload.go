@@ -117,6 +117,7 @@ func (p *proxy) apply(ctx context.Context, c *config.Config) {
 	p.setUpKernel(c)
 	p.health.SetSyncPeriod(c.SyncPeriod)
 	p.loop.SetSettings(loopSettings(c))
+	p.prober.SetPerSecond(c.HealthCheck.ProbesPerSecond)
 	options := plannerOptions(c, p.node, p.families)
 	if err := p.loop.Do(ctx, func() { p.planner.SetOptions(options) }); err != nil && ctx.Err() == nil {
 		p.log.Error("plan with changed settings", "err", err)

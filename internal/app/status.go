@@ -17,6 +17,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/probe"
 )
 
 // status is what a running proxy says of itself at /status.
@@ -30,6 +31,8 @@ type status struct {
 	Services  int              `json:"services"`
 	Endpoints int              `json:"endpoints"`
 	Loop      dataplane.Status `json:"loop"`
+	// HealthChecks is how the endpoints stand that are probed.
+	HealthChecks probe.Status `json:"healthChecks,omitzero"`
 	// Problems are faults of the host, of manifests and of the configuration that
 	// last until somebody mends them.
 	Problems []string `json:"problems,omitempty"`
@@ -147,6 +150,12 @@ func writeStatus(w io.Writer, s status) error {
 	}
 	if s.Loop.Interference > 0 {
 		line("interference", "repaired %d so far, last: %s", s.Loop.Interference, s.Loop.LastInterference)
+	}
+	if s.HealthChecks.Targets > 0 {
+		line("health checks", "%d places probed, %d endpoints fail; the last probe was %s late", s.HealthChecks.Targets, len(s.HealthChecks.Failing)+s.HealthChecks.Untold, s.HealthChecks.Late.Round(time.Millisecond))
+	}
+	for _, f := range s.HealthChecks.Failing {
+		line("", "%s of %s fails since %s: %s", f.Endpoint, f.Service, f.Since.Format(time.RFC3339), f.Reason)
 	}
 	if s.Config.File != "" {
 		line("configuration", "%s, loaded %s", s.Config.File, s.Config.Loaded.Format(time.RFC3339))

@@ -47,6 +47,7 @@ var rules = []rule{
 	{"internal/cluster/file", slices.Concat([]string{"internal/cluster", "github.com/fsnotify/fsnotify", "sigs.k8s.io/yaml", "sigs.k8s.io/json"}, apiTypes)},
 	{"internal/dataplane", []string{"internal/plan", "internal/sys/conntrack", "golang.org/x/time/rate"}},
 	{"internal/takeover", []string{"internal/plan", "internal/dataplane"}},
+	{"internal/probe", []string{"internal/plan", "internal/dataplane", "golang.org/x/time/rate"}},
 	{"internal/health", []string{"internal/plan", "golang.org/x/sys/..."}},
 	{"internal/metrics", []string{"internal/plan", "github.com/prometheus/..."}},
 	{"internal/iptables", modeMay},

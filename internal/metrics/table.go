@@ -77,6 +77,12 @@ var table = []spec{
 	{"svcproxy_sync_failures_total", counter, nil, nil, nil, "Syncs that failed and were repeated."},
 	{"svcproxy_interference_total", counter, nil, nil, nil, "Times that somebody else changed the kernel's state."},
 	{"svcproxy_quarantined_service_ports", gauge, nil, nil, nil, "Service ports that the kernel refuses."},
+	{"svcproxy_health_check_targets", gauge, nil, nil, nil, "Places at which endpoints are probed."},
+	{"svcproxy_health_check_failing_targets", gauge, nil, nil, nil, "Places whose endpoints fail their health check."},
+	{"svcproxy_health_check_late_seconds", gauge, nil, nil, nil, "How late the last probe began; it grows when more are due than may be sent."},
+	{"svcproxy_health_check_flips_total", counter, []string{"to"}, nil, nil, "Changes to failing and to healthy."},
+	{"svcproxy_health_checks_total", counter, []string{"method", "result"}, nil, nil, "Probes of endpoints that ended."},
+	{"svcproxy_health_check_duration_seconds", histogram, []string{"method"}, waitBuckets, nil, "Time of one probe of an endpoint."},
 	{"svcproxy_health_ports_failed", gauge, nil, nil, nil, "Health-check node ports of Services that cannot be listened on."},
 	{"svcproxy_iptables_lock_wait_seconds", histogram, family, waitBuckets, []string{"iptables"}, "Time spent waiting for the xtables lock."},
 }
