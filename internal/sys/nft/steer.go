@@ -34,3 +34,6 @@ func (KeepDst) compile(c *compiler) {
 	c.emit("nat", wire.U32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), wire.U32(unix.NFTA_NAT_FAMILY, uint32(c.family)),
 		wire.U32(unix.NFTA_NAT_REG_ADDR_MIN, reg))
 }
+
+// Number returns the number with which a tuple begins; 0 if it is too short.
+func (t Tuple) Number() uint32 { return word(string(t[:min(len(t), 4)])) }
