@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/planner"
 	"github.com/svcproxy/svcproxy/internal/probe"
 	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
+	"github.com/svcproxy/svcproxy/internal/takeover"
 )
 
 // proxy is everything of a running proxy, wired in newProxy from the facts on the
@@ -36,15 +36,16 @@ type proxy struct {
 	noIPv6   error // why IPv6 is not among them
 	started  time.Time
 
-	live    *liveConfig
-	sources *sources
-	state   *cluster.State
-	planner *planner.Planner // the loop's goroutine alone calls it
-	loop    *dataplane.Loop
-	prober  *probe.Prober
-	health  *health.Health
-	metrics *metrics.Metrics
-	events  *events
+	live     *liveConfig
+	sources  *sources
+	state    *cluster.State
+	planner  *planner.Planner // the loop's goroutine alone calls it
+	loop     *dataplane.Loop
+	prober   *probe.Prober
+	takeover *takeover.Takeover
+	health   *health.Health
+	metrics  *metrics.Metrics
+	events   *events
 
 	mu     sync.Mutex // guards kernel
 	kernel []string   // settings that could not be made
@@ -91,11 +92,13 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 	if !mode.OwnFlows {
 		flows = &conntrack.Kernel{}
 	}
+	p.takeover = p.newTakeover(c, backend)
 	p.loop = dataplane.New(dataplane.Config{
 		Mode: mode.Name, Planner: p.checkedPlanner(), Backend: backend, Families: p.families,
 		Log: log.Logger, Stats: p.metrics, Health: p.health, Flows: flows,
-		Notes: p.events.notes, Age: p.state.Age, First: func() { p.firstSync(ctx) },
-		Follow:   []dataplane.Follower{p.prober},
+		Notes: p.events.notes, Age: p.state.Age, First: p.firstSync,
+		Follow:   []dataplane.Follower{p.takeover, p.prober},
+		Whole:    p.takeover.InForce(ctx),
 		Settings: loopSettings(c),
 	})
 	p.compute()
@@ -146,6 +149,7 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 	g.run(p.loop.Run)
 	g.run(p.prober.Run)
 	g.run(endless(p.health.Run))
+	g.run(endless(p.takeover.Run))
 	for _, server := range p.servers(c) {
 		g.run(server.Run)
 	}
@@ -195,21 +199,6 @@ func (p *proxy) followAddresses(ctx context.Context) error {
 	}
 }
 
-// firstSync is called once, when the whole plan is in the kernel.
-func (p *proxy) firstSync(ctx context.Context) {
-	for _, m := range builtModes(p.live.get()) {
-		if m.Name == p.mode.Name {
-			continue
-		}
-		// What another mode left would keep answering beside this one.
-		if err := m.Cleanup(ctx, modeEnv(p.live.get(), p.log.Logger, p.metrics, p.families)); err != nil {
-			p.log.Warn("objects of another mode could not be removed", "mode", m.Name, "err", err)
-		}
-	}
-	// Reading and planning everything took memory that is not needed again.
-	go debug.FreeOSMemory()
-}
-
 // sourceNames says where the facts come from.
 func (p *proxy) sourceNames() []string {
 	out := append([]string(nil), p.live.get().Manifests...)
@@ -224,11 +213,15 @@ func (p *proxy) getStatus() status {
 	s := status{
 		Version: p.env.buildVersion(), Node: p.node, Started: p.started,
 		Config: p.live.getStatus(), Sources: p.sourceNames(), Loop: p.loop.Status(), HealthChecks: p.prober.Status(),
+		Takeover: p.takeover.Status(),
 	}
 	s.Services, s.Endpoints = p.state.Counts()
 	p.mu.Lock()
 	s.Problems = append(s.Problems, p.kernel...)
 	p.mu.Unlock()
 	s.Problems = append(s.Problems, p.sources.problems()...)
+	if problem := p.takeover.Problem(); problem != "" {
+		s.Problems = append(s.Problems, problem)
+	}
 	return s
 }

@@ -92,5 +92,8 @@ func (p *proxy) ready() (ok bool, missing []string) {
 	if !s.Synced && s.LastError != "" {
 		missing = append(missing, "the kernel could not be programmed: "+s.LastError)
 	}
+	if problem := p.takeoverProblem(); problem != "" {
+		return false, append(missing, problem)
+	}
 	return s.Synced, missing
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/probe"
+	"github.com/svcproxy/svcproxy/internal/takeover"
 )
 
 // status is what a running proxy says of itself at /status.
@@ -31,6 +32,8 @@ type status struct {
 	Services  int              `json:"services"`
 	Endpoints int              `json:"endpoints"`
 	Loop      dataplane.Status `json:"loop"`
+	// Takeover is how this mode stands to others on the node.
+	Takeover takeover.Status `json:"takeover,omitzero"`
 	// HealthChecks is how the endpoints stand that are probed.
 	HealthChecks probe.Status `json:"healthChecks,omitzero"`
 	// Problems are faults of the host, of manifests and of the configuration that
@@ -144,6 +147,9 @@ func writeStatus(w io.Writer, s status) error {
 	}
 	if s.Loop.LastError != "" {
 		line("last error", "%s (%d in a row)", s.Loop.LastError, s.Loop.Failures)
+	}
+	if len(s.Takeover.InForce) > 0 {
+		line("other modes", "still in force: %s", strings.Join(s.Takeover.InForce, ", "))
 	}
 	for _, q := range s.Loop.Quarantined {
 		line("quarantined", "%s %s %s since %s: %s", q.Service, q.Protocol, q.Family, q.Since.Format(time.RFC3339), q.Error)

@@ -62,9 +62,11 @@ func (c *cycle) run(ctx context.Context) {
 	if !c.awaitFacts(ctx) {
 		return
 	}
-	c.take(c.cfg.Planner.First())
-	c.owed = true
-	c.sync(ctx)
+	if !c.cfg.Whole {
+		c.take(c.cfg.Planner.First())
+		c.owed = true
+		c.sync(ctx)
+	}
 	c.take(c.cfg.Planner.Update())
 	c.backlog.Partial = false
 	c.owed = true

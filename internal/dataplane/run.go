@@ -80,6 +80,9 @@ type Config struct {
 	Age    func() time.Duration // since the facts were last confirmed
 	First  func()               // called once, after the first full Apply that succeeded
 	Jitter func() float64       // in [0,1); nil: random
+	// Whole: another mode is in force. Nothing is written before the whole plan can be,
+	// because what a part of it lacks would be refused or dropped that still works.
+	Whole bool
 
 	Settings Settings
 }

@@ -51,6 +51,23 @@ func TestFirstSyncWaitsForFacts(t *testing.T) {
 	})
 }
 
+// What serves in another mode is not cut short by a part of the plan.
+func TestNothingPartialWhileAnotherModeIsInForce(t *testing.T) {
+	onBench(t, func(b *bench, c *Config) {
+		b.world.set(service(tcp("web"), 20, 1), service(tcp("kubernetes"), 1, 9))
+		b.world.first = []plan.ID{tcp("kubernetes")}
+		c.Whole = true
+	}, func(b *bench) {
+		synctest.Wait()
+		if c := b.wantApplies(1); c[0].partial || len(c[0].changed) != 2 {
+			t.Errorf("first: %+v", c[0])
+		}
+		if !b.Synced() {
+			t.Error("not synced")
+		}
+	})
+}
+
 // lockedBuffer is a log that may be read while it is written.
 type lockedBuffer struct {
 	mu  sync.Mutex

@@ -463,12 +463,53 @@ func TestCleanupOfManyChains(t *testing.T) {
 			return []sys.Tables{fakes[f]}, nil
 		}
 		for range 2 {
-			if err := cleanup(t.Context(), testEnv(), find); err != nil {
+			if err := cleanup(t.Context(), testEnv(), find, false); err != nil {
 				t.Fatal(err)
 			}
 			if left := state(fakes); strings.Contains(left, "KUBE-") {
 				t.Errorf("%s: left behind: %s", store, left)
 			}
 		}
+	}
+}
+
+// A store with rules of svcproxy is spared where only kube-proxy's are to go, and both
+// count as being in force.
+func TestCleanupAfterKubeProxyAlone(t *testing.T) {
+	const theirs = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-PORTALS-HOST - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-PORTALS-HOST\nCOMMIT\n"
+	for _, store := range bothStores {
+		b, fakes := onFakes(t, store, plan.IPv4)
+		find := func(_ context.Context, f plan.Family) ([]sys.Tables, error) {
+			if f != plan.IPv4 {
+				return nil, sys.ErrUnsupported
+			}
+			return []sys.Tables{fakes[f]}, nil
+		}
+		mustBeInForce := func(want bool) {
+			t.Helper()
+			if have, err := inForce(t.Context(), find); err != nil || have != want {
+				t.Errorf("%s: in force: %v, %v; want %v", store, have, err, want)
+			}
+		}
+		mustBeInForce(false)
+		mustMeddle(t, fakes[plan.IPv4], theirs)
+		mustBeInForce(true)
+		if err := cleanup(t.Context(), testEnv(), find, true); err != nil {
+			t.Fatal(err)
+		}
+		if left := state(fakes); strings.Contains(left, "KUBE-") {
+			t.Errorf("%s: left behind: %s", store, left)
+		}
+		mustBeInForce(false)
+		mustMeddle(t, fakes[plan.IPv4], theirs)
+		mustApply(t, b, plan.Update{Plan: twoServices()})
+		before := state(fakes)
+		if err := cleanup(t.Context(), testEnv(), find, true); err != nil {
+			t.Fatal(err)
+		}
+		if after := state(fakes); after != before {
+			t.Errorf("%s: svcproxy's rules changed: %s", store, firstDifference(after, before))
+		}
+		mustBeInForce(true)
 	}
 }

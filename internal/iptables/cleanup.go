@@ -24,10 +24,10 @@ func hostStores(env dataplane.Env) stores {
 
 // cleanup removes every chain of ours and of kube-proxy, and every jump to one, from
 // both stores and both families. A family or store that the host does not have
-// holds nothing.
-func cleanup(ctx context.Context, env dataplane.Env, find stores) error {
+// holds nothing. spare leaves a store where svcproxy has taken kube-proxy's over.
+func cleanup(ctx context.Context, env dataplane.Env, find stores, spare bool) error {
 	return each(ctx, find, func(f plan.Family, t sys.Tables) error {
-		n, err := removeAll(ctx, t)
+		n, err := removeAll(ctx, t, spare)
 		if err == nil && n > 0 {
 			env.Log.Info("removed iptables rules", "store", t.Store(), "family", f, "chains", n)
 		}
@@ -35,49 +35,14 @@ func cleanup(ctx context.Context, env dataplane.Env, find stores) error {
 	})
 }
 
-// cleanupKubeProxy does the same where svcproxy has not been: it uses kube-proxy's
-// chains, so that in a store with rules of both they are all its own.
-func cleanupKubeProxy(ctx context.Context, env dataplane.Env, find stores) error {
-	return each(ctx, find, func(f plan.Family, t sys.Tables) error {
-		taken, err := takenOver(ctx, t)
-		switch {
-		case err != nil:
-			return err
-		case taken:
-			env.Log.Info("these iptables rules are svcproxy's and stay", "store", t.Store(), "family", f)
-			return nil
-		}
-		n, err := removeAll(ctx, t)
-		if err == nil && n > 0 {
-			env.Log.Info("removed kube-proxy's iptables rules", "store", t.Store(), "family", f, "chains", n)
-		}
-		return err
-	})
-}
-
-// takenOver reports whether a store holds the one chain of the filter table that
-// svcproxy always writes and kube-proxy never.
-func takenOver(ctx context.Context, t sys.Tables) (bool, error) {
-	s := newScan(sys.Filter)
-	taken := false
-	s.Own = func(chain string) bool {
-		taken = taken || chain == chainAccept
-		return false
-	}
-	err := s.Read(ctx, t)
-	return taken, err
-}
-
-// inForce reports whether a built-in chain of any store leads to chains of ours or of
-// kube-proxy. KUBE-FIREWALL is kubelet's too and does not count.
-func inForce(ctx context.Context, find stores) (bool, error) {
-	found := false
-	err := each(ctx, find, func(_ plan.Family, t sys.Tables) error {
+// inForce reports whether a built-in chain leads to chains of ours or of kube-proxy.
+func inForce(ctx context.Context, find stores) (found bool, err error) {
+	err = each(ctx, find, func(_ plan.Family, t sys.Tables) error {
 		for _, table := range []sys.Table{sys.NAT, sys.Filter} {
 			s := newScan(table)
 			s.Each = func(rule.Chain, []byte) error { return nil }
 			if err := s.Read(ctx, t); err != nil {
-				return fmt.Errorf("table %s: %w", table, err)
+				return err
 			}
 			found = found || len(s.Jumps) > 0
 		}
@@ -109,8 +74,9 @@ func each(ctx context.Context, find stores, do func(plan.Family, sys.Tables) err
 // removeAll removes everything of ours from one store and returns the number of
 // chains. KUBE-FIREWALL goes too unless kubelet is there, whose chain it is then. A
 // chain to which others' rules lead is emptied only; KUBE-MARK-MASQ keeps its
-// meaning for them.
-func removeAll(ctx context.Context, t sys.Tables) (int, error) {
+// meaning for them. With spare a store stays as it is that has the one chain which
+// svcproxy always writes and kube-proxy never.
+func removeAll(ctx context.Context, t sys.Tables, spare bool) (int, error) {
 	kubelet := false
 	var found []*rule.Scan
 	chains := map[sys.Table][]rule.Chain{}
@@ -128,6 +94,9 @@ func removeAll(ctx context.Context, t sys.Tables) (int, error) {
 			return 0, err
 		}
 		found = append(found, s)
+	}
+	if spare && slices.Contains(chains[sys.Filter], rule.Filter(chainAccept)) {
+		return 0, nil
 	}
 	removed := 0
 	for _, s := range found {

@@ -280,7 +280,7 @@ func TestKernelTakeOver(t *testing.T) {
 				t.Errorf("%s %s: the other store still has %s", store, f, left)
 			}
 		}
-		if err := cleanup(t.Context(), testEnv(), hostStores(testEnv())); err != nil {
+		if err := cleanup(t.Context(), testEnv(), hostStores(testEnv()), false); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -30,11 +30,9 @@ func Mode() dataplane.Mode {
 		New: func(env dataplane.Env) (dataplane.Backend, error) {
 			return newBackend(env, hostTables(env)), nil
 		},
-		Cleanup: func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, hostStores(env)) },
-		InForce: func(ctx context.Context, env dataplane.Env) (bool, error) { return inForce(ctx, hostStores(env)) },
-		CleanupKubeProxy: func(ctx context.Context, env dataplane.Env) error {
-			return cleanupKubeProxy(ctx, env, hostStores(env))
-		},
+		Cleanup:          func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, hostStores(env), false) },
+		InForce:          func(ctx context.Context, env dataplane.Env) (bool, error) { return inForce(ctx, hostStores(env)) },
+		CleanupKubeProxy: func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, hostStores(env), true) },
 	}
 }
 
@@ -135,7 +133,7 @@ func newFamily(env dataplane.Env, f plan.Family, t sys.Tables) *family {
 func (b *backend) leaveOthers(ctx context.Context) error {
 	for len(b.others) > 0 {
 		t := b.others[0]
-		n, err := removeAll(ctx, t)
+		n, err := removeAll(ctx, t, false)
 		if err != nil {
 			return fmt.Errorf("remove leftovers from the %s store: %w", t.Store(), err)
 		}

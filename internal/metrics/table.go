@@ -76,6 +76,7 @@ var table = []spec{
 	{"svcproxy_synced", computed, nil, nil, nil, "1 once the whole plan was in the kernel."},
 	{"svcproxy_sync_failures_total", counter, nil, nil, nil, "Syncs that failed and were repeated."},
 	{"svcproxy_interference_total", counter, nil, nil, nil, "Times that somebody else changed the kernel's state."},
+	{"svcproxy_kube_proxy_running", gauge, nil, nil, nil, "1 while a kube-proxy runs on this node too."},
 	{"svcproxy_quarantined_service_ports", gauge, nil, nil, nil, "Service ports that the kernel refuses."},
 	{"svcproxy_health_check_targets", gauge, nil, nil, nil, "Places at which endpoints are probed."},
 	{"svcproxy_health_check_failing_targets", gauge, nil, nil, nil, "Places whose endpoints fail their health check."},
