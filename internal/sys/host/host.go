@@ -7,14 +7,12 @@
 package host
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -47,9 +45,10 @@ type Sysctls interface {
 // Modules knows and loads kernel modules.
 type Modules interface {
 	// Module returns nil if the module is loaded or built in; an error of
-	// fs.ErrNotExist if not. A built-in module without parameters is not seen.
+	// fs.ErrNotExist if not. Where the list of a kernel's modules is not at hand, a
+	// built-in one without parameters is not seen: to try is better than to ask.
 	Module(name string) error
-	// Load loads it with modprobe(8) if it is missing.
+	// Load loads it, and what it needs, if it is missing. The error says what to do.
 	Load(ctx context.Context, name string) error
 }
 
@@ -66,6 +65,8 @@ type Host interface {
 type Kernel struct {
 	Proc string // instead of /proc
 	Sys  string // instead of /sys
+	// Modules is the folder of the kernel's modules, instead of /lib/modules/RELEASE.
+	Modules string
 }
 
 var _ Host = Kernel{}
@@ -141,24 +142,6 @@ func countCPUs(list string) (int, error) {
 		n += last - first + 1
 	}
 	return n, nil
-}
-
-func (k Kernel) Module(name string) error {
-	if _, err := os.Stat(k.sys("module", strings.ReplaceAll(name, "-", "_"))); err != nil {
-		return fmt.Errorf("kernel module %s: %w", name, err)
-	}
-	return nil
-}
-
-func (k Kernel) Load(ctx context.Context, name string) error {
-	if k.Module(name) == nil {
-		return nil
-	}
-	out, err := exec.CommandContext(ctx, "modprobe", "--", name).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("load kernel module %s: %w: %s", name, err, bytes.TrimSpace(out))
-	}
-	return nil
 }
 
 func (k Kernel) IPv6() error {
