@@ -53,8 +53,8 @@ var rules = []rule{
 	{"internal/iptables", modeMay},
 	{"internal/nftables", modeMay},
 	{"internal/ipvs", modeMay},
-	{"internal/userspace", slices.Concat([]string{"internal/relay"}, modeMay)},
-	{"internal/relay", []string{"internal/plan", "golang.org/x/sys/..."}},
+	{"internal/userspace", slices.Concat([]string{"internal/relay/..."}, modeMay)},
+	{"internal/relay/...", []string{"internal/plan", "internal/relay/...", "golang.org/x/sys/..."}},
 	{"internal/ebpf", modeMay},
 	{"internal/sys/...", slices.Concat([]string{"internal/sys/..."}, kernel)},
 	{"internal/config", []string{

@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/relay/balance"
+	"github.com/svcproxy/svcproxy/internal/relay/socket"
 )
 
 // conn is one TCP connection: its client, and the endpoint that it has or tries.
@@ -18,8 +20,8 @@ type conn struct {
 	client   netip.AddrPort
 	began    time.Time
 	sides    [2]side
-	endpoint *endpoint
-	tried    []*endpoint
+	endpoint *balance.Endpoint
+	tried    []*balance.Endpoint
 	timer    timer // of the try
 	// established: there is an endpoint, and bytes are moved.
 	established bool
@@ -58,24 +60,24 @@ func (l *loop) accepted(ln *Listener, fd int, client netip.AddrPort) {
 	local := ln.config.Addr
 	if local.Addr().IsUnspecified() {
 		var err error
-		if local, err = localAddr(fd); err != nil {
-			reset(fd)
+		if local, err = socket.LocalAddr(fd); err != nil {
+			socket.Reset(fd)
 			return
 		}
 	}
 	service, route := ln.route(Flow{plan.TCP, client, local})
 	if service == nil {
-		reset(fd)
+		socket.Reset(fd)
 		return
 	}
 	if route.Verdict != plan.Forward {
 		service.meter.failed(NoEndpoint)
-		reset(fd)
+		socket.Reset(fd)
 		return
 	}
 	if !l.relay.limit.take(2) && !(l.makeRoom(service) && l.relay.limit.take(2)) {
 		service.meter.failed(NoDescriptors)
-		reset(fd)
+		socket.Reset(fd)
 		return
 	}
 	c := &conn{loop: l, service: service, route: route, client: client, began: l.now}
@@ -96,13 +98,13 @@ func (c *conn) start() {
 
 // try connects to the next endpoint.
 func (c *conn) try() {
-	e := c.service.pick(c.client, c.route.Pool, c.tried)
+	e := c.service.balancer.Pick(c.client, c.route.Pool, c.tried)
 	if e == nil {
 		c.refuse(NoEndpoint)
 		return
 	}
 	c.endpoint = e
-	fd, err := dial(c.dialing(e))
+	fd, err := socket.Dial(c.dialing(e))
 	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		c.tryFailed(err)
 		return
@@ -117,10 +119,10 @@ func (c *conn) try() {
 }
 
 // dialing says how e is connected to.
-func (c *conn) dialing(e *endpoint) dialing {
-	d := dialing{to: e.addr, options: c.loop.relay.stream}
-	if keepsClient(c.client.Addr(), e.addr.Addr(), c.route, c.service.policy.Load()) {
-		d.from, d.mark = c.client.Addr(), c.loop.relay.opts.Mark
+func (c *conn) dialing(e *balance.Endpoint) socket.Dialing {
+	d := socket.Dialing{To: e.Addr, Options: c.loop.relay.stream}
+	if keepsClient(c.client.Addr(), e.Addr.Addr(), c.route, c.service.balancer.Policy()) {
+		d.From, d.Mark = c.client.Addr(), c.loop.relay.opts.Mark
 	}
 	return d
 }
@@ -145,7 +147,7 @@ func (c *conn) tryFailed(err error) {
 	c.dropEndpoint()
 	e := c.endpoint
 	c.endpoint = nil
-	c.service.failed(e)
+	c.service.balancer.Failed(e)
 	c.tried = append(c.tried, e)
 	why := ConnectFailed
 	switch {
@@ -155,8 +157,8 @@ func (c *conn) tryFailed(err error) {
 		why = ConnectTimeout
 	}
 	// An endpoint that refuses does so again at once: only time or another can help.
-	if len(c.tried) >= len(c.loop.relay.opts.ConnectTimeouts) || why != ConnectTimeout && !c.service.hasOther(c.route.Pool, e) {
-		c.loop.relay.opts.Log.Debug("no endpoint could be connected to", "service", c.service.name, "endpoint", e.addr, "tries", len(c.tried), "err", err)
+	if len(c.tried) >= len(c.loop.relay.opts.ConnectTimeouts) || why != ConnectTimeout && !c.service.balancer.HasOther(c.route.Pool, e) {
+		c.loop.relay.opts.Log.Debug("no endpoint could be connected to", "service", c.service.name, "endpoint", e.Addr, "tries", len(c.tried), "err", err)
 		c.refuse(why)
 		return
 	}
@@ -186,7 +188,7 @@ func (c *conn) refuse(why Reason) {
 // socket.
 func (c *conn) connected() {
 	c.loop.timers.stop(&c.timer)
-	c.service.connected(c.client.Addr(), c.endpoint)
+	c.service.balancer.Connected(c.client.Addr(), c.endpoint)
 	c.service.meter.connected(time.Since(c.began))
 	c.established = true
 	c.tried = nil
@@ -197,8 +199,8 @@ func (c *conn) connected() {
 		c.end(true)
 		return
 	}
-	if version := c.service.policy.Load().ProxyProtocol; version != 0 {
-		local, err := localAddr(client.fd)
+	if version := c.service.balancer.Policy().ProxyProtocol; version != 0 {
+		local, err := socket.LocalAddr(client.fd)
 		if err != nil {
 			c.end(true)
 			return
@@ -216,7 +218,7 @@ func (s *side) ready(events uint32) {
 		return
 	}
 	if !c.established {
-		if err := socketError(s.fd); err != nil {
+		if err := socket.Error(s.fd); err != nil {
 			c.tryFailed(err)
 		} else if events&unix.EPOLLOUT != 0 {
 			s.readable = events&(unix.EPOLLIN|unix.EPOLLRDHUP) != 0
@@ -291,14 +293,14 @@ func (c *conn) end(broken bool) {
 		switch {
 		case s.fd < 0:
 		case broken:
-			reset(s.fd)
+			socket.Reset(s.fd)
 		default:
 			unix.Close(s.fd)
 		}
 		s.fd = -1
 	}
 	if c.endpoint != nil {
-		c.service.release(c.endpoint)
+		c.service.balancer.Release(c.endpoint)
 	}
 	if c.established {
 		c.service.meter.open.Add(-1)

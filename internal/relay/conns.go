@@ -75,6 +75,9 @@ func (cs *conns) remove(c *conn) {
 // clients keep another Service's out by a trickle of bytes. It returns false if
 // nothing is idle.
 func (l *loop) makeRoom(service *Service) bool {
+	if l.flows.makeRoom() {
+		return true
+	}
 	idle := l.relay.opts.IdleAfter
 	if idle < 0 || l.now.Before(l.conns.hopeless) {
 		return false
@@ -119,7 +122,7 @@ func (l *loop) endGone() {
 	for _, g := range l.conns.groups {
 		for c := g.head.next; c != &g.head; {
 			next := c.next
-			if c.endpoint != nil && c.endpoint.ends(now) {
+			if c.endpoint != nil && c.endpoint.Ends(now) {
 				c.service.meter.failed(EndpointGone)
 				c.end(true)
 			}

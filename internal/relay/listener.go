@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/relay/socket"
 )
 
 // ErrStopped is returned by a Relay that has been shut down or is not started.
@@ -34,6 +35,11 @@ type served struct {
 	loop  *loop
 	watch watch
 	open  bool
+	udp   *datagrams // UDP
+}
+
+func (c ListenConfig) socket() socket.Config {
+	return socket.Config{Protocol: c.Protocol, Addr: c.Addr, FreeBind: c.FreeBind, Transparent: c.Transparent}
 }
 
 // Listen opens a socket and serves it, or goes on with the one that a predecessor
@@ -52,7 +58,7 @@ func (r *Relay) Listen(c ListenConfig) (*Listener, error) {
 	fd, ok := r.opts.Inherited.take(c)
 	if !ok {
 		var err error
-		if fd, err = listen(c); err != nil {
+		if fd, err = socket.Listen(c.socket()); err != nil {
 			return nil, fmt.Errorf("listening on %s %s: %w", c.Protocol, c.Addr, err)
 		}
 	}
@@ -66,10 +72,10 @@ func (r *Relay) Listen(c ListenConfig) (*Listener, error) {
 }
 
 func (r *Relay) newListener(c ListenConfig, fd int) (*Listener, error) {
-	if err := prepare(fd, c, r.opts); err != nil {
+	if err := socket.Prepare(fd, c.socket(), r.opts.KeepAlive); err != nil {
 		return nil, err
 	}
-	addr, err := localAddr(fd)
+	addr, err := socket.LocalAddr(fd)
 	if err != nil {
 		return nil, err
 	}
@@ -135,6 +141,10 @@ func (ln *Listener) release() {
 // kernel wakes one.
 func (s *served) start() {
 	events, h := uint32(unix.EPOLLIN|unix.EPOLLEXCLUSIVE), handler(s)
+	if s.config.Protocol == plan.UDP {
+		s.udp = s.loop.datagramsOf(s)
+		events, h = unix.EPOLLIN, s.udp
+	}
 	w, err := s.loop.add(s.fd, events, h)
 	if err != nil {
 		s.relay.opts.Log.Error("cannot serve a listening socket; trying again", "protocol", s.config.Protocol, "address", s.config.Addr, "err", err)
@@ -153,6 +163,9 @@ func (s *served) stop(endFlows bool) {
 	}
 	s.open = false
 	s.loop.remove(s.fd, s.watch)
+	if s.udp != nil && endFlows {
+		s.udp.endAll()
+	}
 	s.release()
 }
 
@@ -163,7 +176,7 @@ const acceptsAtOnce = 32
 // refused; only if accept itself finds none, the socket rests for a moment.
 func (s *served) ready(uint32) {
 	for range acceptsAtOnce {
-		fd, client, err := accept(s.fd)
+		fd, client, err := socket.Accept(s.fd)
 		switch {
 		case err == nil:
 			s.loop.accepted(s.Listener, fd, client)

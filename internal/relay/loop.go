@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/relay/socket"
 )
 
 // loop is one event loop: an epoll set and everything whose descriptors are in it.
@@ -28,6 +30,7 @@ type loop struct {
 	buf     []byte
 	pipes   pipes
 	conns   conns
+	flows   *flows // nil without UDP listeners
 	done    bool
 
 	mu     sync.Mutex // guards posted and gone
@@ -86,6 +89,9 @@ func (l *loop) close() {
 		}
 	}
 	l.pipes.close(l.relay.limit)
+	if l.flows != nil {
+		l.flows.icmp.Close()
+	}
 }
 
 // add has the loop call h with the events of a descriptor.
@@ -179,6 +185,9 @@ func (l *loop) run() error {
 		}
 		l.goOn()
 		l.timers.fire(l.now)
+		if l.flows != nil {
+			l.flows.flush()
+		}
 	}
 	return nil
 }
@@ -200,7 +209,7 @@ func (l *loop) end() {
 // wait returns the number of events. It looks first without waiting, which costs no
 // hand-over of the processor within the runtime; only an idle loop sleeps.
 func (l *loop) wait() (int, error) {
-	if n, err := epollPoll(l.epoll, l.events); n != 0 || err != nil || len(l.again) > 0 {
+	if n, err := socket.Poll(l.epoll, l.events); n != 0 || err != nil || len(l.again) > 0 {
 		return n, err
 	}
 	ms := l.timers.milliseconds(time.Now())

@@ -47,7 +47,7 @@ type Figures struct {
 	ToClient   uint64 // bytes that clients were sent
 	Retries    uint64 // connects that were tried again at another endpoint
 	Failures   [reasons]uint64
-	// Latency counts successful connects by the time from accepting the client to
+	// Latency counts successful TCP connects by the time from accepting the client to
 	// having the endpoint, retries included.
 	Latency        [len(LatencyBounds) + 1]uint64
 	LatencySeconds float64 // sum
@@ -64,9 +64,13 @@ type meter struct {
 	latencyNanos         atomic.Int64
 }
 
-func (m *meter) connected(took time.Duration) {
+func (m *meter) opened() {
 	m.open.Add(1)
 	m.total.Add(1)
+}
+
+func (m *meter) connected(took time.Duration) {
+	m.opened()
 	i := 0
 	for i < len(LatencyBounds) && took > LatencyBounds[i] {
 		i++

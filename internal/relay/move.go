@@ -4,6 +4,8 @@ import (
 	"errors"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/relay/socket"
 )
 
 // turn is how much a connection moves one way before others get their turn.
@@ -95,7 +97,7 @@ func (s *side) take(to *side) (int, error) {
 			return 0, s.spliceIn(to.transit)
 		}
 	}
-	n, err := read(s.fd, l.buf)
+	n, err := socket.Read(s.fd, l.buf)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		s.readable = s.hungUp
@@ -115,7 +117,7 @@ func (s *side) take(to *side) (int, error) {
 	if !s.bulk && !s.hungUp {
 		s.readable = false // all was read; more is a new event
 	}
-	sent, err := send(to.fd, l.buf[:n])
+	sent, err := socket.Send(to.fd, l.buf[:n])
 	if err != nil {
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
 			return 0, err
@@ -134,7 +136,7 @@ const smallSplice = 16 << 10
 
 // spliceIn fills an empty pipe.
 func (s *side) spliceIn(t *transit) error {
-	n, err := splice(s.fd, t.in, pipeSize)
+	n, err := socket.Splice(s.fd, t.in, pipeSize)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		s.readable = false
@@ -156,12 +158,12 @@ func (s *side) drain() (int, error) {
 	var n int
 	var err error
 	if len(t.held) > 0 {
-		if n, err = send(s.fd, t.held); err == nil {
+		if n, err = socket.Send(s.fd, t.held); err == nil {
 			if t.held = t.held[n:]; len(t.held) == 0 {
 				t.held = nil
 			}
 		}
-	} else if n, err = splice(t.out, s.fd, t.piped); err == nil {
+	} else if n, err = socket.Splice(t.out, s.fd, t.piped); err == nil {
 		t.piped -= n
 	}
 	switch {

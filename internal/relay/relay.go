@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/relay/balance"
+	"github.com/svcproxy/svcproxy/internal/relay/socket"
 )
 
 // Options are a Relay's settings. The zero value of each is its default.
 type Options struct {
 	Log *slog.Logger     // nil: nothing is logged
-	Now func() time.Time // the clock of affinity, ejection and deadlines; nil: time.Now
+	Now func() time.Time // the clock of affinity, ejection and removals; nil: time.Now
 
 	// Loops is the number of event loops; 0: one per processor that the process may use.
 	Loops int
@@ -52,13 +54,8 @@ type Options struct {
 	Inherited *Inheritance
 }
 
-// Ejection says when an endpoint is passed over for new flows. Endpoints are never
-// ejected when that would leave less than half of a Service's endpoints; if none
-// else is left for a connection, an ejected one is tried after all.
-type Ejection struct {
-	Failures int           // connects that failed in a row; 0: endpoints are never ejected
-	For      time.Duration // the first time; doubled each further time, up to ten times; 0: 10 s
-}
+// Ejection says when an endpoint is passed over.
+type Ejection = balance.Ejection
 
 // Flow is a new TCP connection, or the first datagram of a UDP flow.
 type Flow struct {
@@ -84,13 +81,14 @@ type Router func(Flow) (*Service, plan.Route)
 // concurrent use.
 type Relay struct {
 	opts   Options
-	stream []option // of sockets to endpoints
+	stream []socket.Option // of sockets to endpoints
 
 	// Set by Start.
 	limit *budget
 	ended sync.WaitGroup
 
 	open     atomic.Int64 // connections and flows
+	flows    atomic.Int64
 	draining atomic.Bool
 	drained  chan struct{} // a token when open gets to 0 while draining
 
@@ -98,7 +96,6 @@ type Relay struct {
 	loops     []*loop    // replaced by Start only
 	next      int        // loop that gets the next UDP listener
 	listeners map[*Listener]struct{}
-	services  map[*Service]struct{}
 	stopped   bool
 }
 
@@ -107,10 +104,9 @@ func New(o Options) *Relay {
 	o = o.withDefaults()
 	return &Relay{
 		opts:      o,
-		stream:    streamOptions(o),
+		stream:    socket.StreamOptions(o.KeepAlive),
 		drained:   make(chan struct{}, 1),
 		listeners: make(map[*Listener]struct{}),
-		services:  make(map[*Service]struct{}),
 	}
 }
 
@@ -221,6 +217,9 @@ func (r *Relay) Shutdown(ctx context.Context) error {
 	for _, l := range r.loops {
 		l.post(func() {
 			l.conns.endAll(ShutDown)
+			if l.flows != nil {
+				l.flows.endAll(ShutDown)
+			}
 			l.done = true
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -108,5 +109,22 @@ func TestBytesGoBothWays(t *testing.T) {
 	}
 	if f := s.Figures(); f.Total != 5 || f.FromClient != f.ToClient || f.FromClient < 8<<20 {
 		t.Errorf("figures %+v", f)
+	}
+}
+
+// eventually waits until a condition holds.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: raw sockets")
 	}
 }

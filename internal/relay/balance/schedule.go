@@ -1,4 +1,4 @@
-package relay
+package balance
 
 import (
 	"math"
@@ -53,90 +53,45 @@ func ParseScheduler(name string) (Scheduler, bool) {
 }
 
 // pool is one of a Service's lists of endpoints with its position. Guarded by
-// Service.mu.
+// Balancer.mu.
 type pool struct {
 	members []member // sorted by address
 	turn    int      // of RoundRobin: where to look first
 }
 
 type member struct {
-	*endpoint
+	*Endpoint
 	weight  int64
 	current int64 // of WeightedRoundRobin: how far behind its share it is
 }
 
+func (p *pool) find(addr netip.AddrPort) (int, bool) {
+	return slices.BinarySearchFunc(p.members, addr, func(m member, a netip.AddrPort) int { return m.Addr.Compare(a) })
+}
+
 func (p *pool) has(addr netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(p.members, addr, func(m member, a netip.AddrPort) int { return m.addr.Compare(a) })
+	_, found := p.find(addr)
 	return found
 }
 
-// newPool returns the pool of eps that takes the place of old. s.mu is held.
-func (s *Service) newPool(eps []plan.Endpoint, old pool) pool {
-	current := make(map[*endpoint]int64, len(old.members))
-	for _, m := range old.members {
-		current[m.endpoint] = m.current
-	}
-	p := pool{members: make([]member, 0, len(eps)), turn: old.turn}
-	for _, ep := range eps {
-		e := s.endpoints[ep.Addr]
-		if e == nil {
-			e = &endpoint{addr: ep.Addr}
-			s.endpoints[ep.Addr] = e
-		}
-		p.members = append(p.members, member{endpoint: e, weight: int64(ep.Weight), current: current[e]})
-	}
-	slices.SortFunc(p.members, func(a, b member) int { return a.addr.Compare(b.addr) })
-	if old.members == nil && len(p.members) > 0 {
-		p.turn = rand.IntN(len(p.members)) // not every Service of every node begins with the first
-	}
-	return p
-}
-
-// pick chooses an endpoint for a client and counts the flow as one of its active
-// ones; release or failed ends that. tried are the endpoints that have failed for
-// this flow, the last one last. It returns nil if no endpoint takes new flows.
-func (s *Service) pick(client netip.AddrPort, from plan.Pool, tried []*endpoint) *endpoint {
-	now := s.now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p := &s.pools[from]
-	if s.affinity.timeout > 0 && len(tried) == 0 {
-		if e := s.endpoints[s.affinity.lookup(client.Addr(), now)]; e != nil && p.takes(e) && !e.passedOver(now) {
-			e.active.Add(1)
-			return e
-		}
-	}
-	e := p.choose(s.policy.Load(), client, now, tried)
-	if e == nil {
-		return nil
-	}
-	e.active.Add(1)
-	if s.affinity.timeout > 0 {
-		// Already now, so that a client's simultaneous connects go to one endpoint.
-		s.affinity.record(client.Addr(), e.addr, now, s.maxAffinity)
-	}
-	return e
-}
-
 // takes reports whether e is a member that takes new flows.
-func (p *pool) takes(e *endpoint) bool {
-	return slices.ContainsFunc(p.members, func(m member) bool { return m.endpoint == e && m.weight > 0 })
+func (p *pool) takes(e *Endpoint) bool {
+	i, found := p.find(e.Addr)
+	return found && p.members[i].weight > 0
 }
-
-func (e *endpoint) passedOver(now time.Time) bool { return now.Before(e.passOver) }
 
 // choose returns the scheduler's choice among the members that may be tried: those
 // that were not, and are not ejected; else those that were not; else those that were
 // not tried last; else all.
-func (p *pool) choose(policy *plan.Policy, client netip.AddrPort, now time.Time, tried []*endpoint) *endpoint {
+func (p *pool) choose(policy *plan.Policy, client netip.AddrPort, now time.Time, tried []*Endpoint) *Endpoint {
 	how, _ := ParseScheduler(policy.Scheduler)
 	if how == SourceHash && !policy.Fallback && len(tried) == 0 {
 		return p.hashed(client, policy.SourcePort)
 	}
-	last := func(m *member) bool { return len(tried) > 0 && tried[len(tried)-1] == m.endpoint }
+	last := func(m *member) bool { return len(tried) > 0 && tried[len(tried)-1] == m.Endpoint }
 	for _, may := range [...]func(*member) bool{
-		func(m *member) bool { return !slices.Contains(tried, m.endpoint) && !m.passedOver(now) },
-		func(m *member) bool { return !slices.Contains(tried, m.endpoint) },
+		func(m *member) bool { return !slices.Contains(tried, m.Endpoint) && !m.passedOver(now) },
+		func(m *member) bool { return !slices.Contains(tried, m.Endpoint) },
 		func(m *member) bool { return !last(m) },
 		func(*member) bool { return true },
 	} {
@@ -148,7 +103,7 @@ func (p *pool) choose(policy *plan.Policy, client netip.AddrPort, now time.Time,
 }
 
 // schedule returns the choice among the members that may be chosen, nil if none may.
-func (p *pool) schedule(how Scheduler, client netip.AddrPort, withPort bool, may func(*member) bool) *endpoint {
+func (p *pool) schedule(how Scheduler, client netip.AddrPort, withPort bool, may func(*member) bool) *Endpoint {
 	switch how {
 	case RoundRobin:
 		return p.inTurn(may)
@@ -167,19 +122,19 @@ func (p *pool) schedule(how Scheduler, client netip.AddrPort, withPort bool, may
 		return p.schedule(ShortestDelay, client, withPort, may)
 	case SourceHash:
 		key := hashClient(client, withPort)
-		return p.least(may, func(m *member) float64 { return rendezvous(key, m.addr, m.weight) })
+		return p.least(may, func(m *member) float64 { return rendezvous(key, m.Addr, m.weight) })
 	case Failover:
 		return p.least(may, func(m *member) float64 { return -float64(m.weight) })
 	}
 	return p.weightedInTurn(may)
 }
 
-func (p *pool) inTurn(may func(*member) bool) *endpoint {
+func (p *pool) inTurn(may func(*member) bool) *Endpoint {
 	for i := range p.members {
 		at := (p.turn + i) % len(p.members)
 		if m := &p.members[at]; may(m) {
 			p.turn = at + 1
-			return m.endpoint
+			return m.Endpoint
 		}
 	}
 	return nil
@@ -187,7 +142,7 @@ func (p *pool) inTurn(may func(*member) bool) *endpoint {
 
 // weightedInTurn is smooth weighted round robin: every member gains its weight, and
 // the one that has most pays for all. It begins anywhere when nobody has anything.
-func (p *pool) weightedInTurn(may func(*member) bool) *endpoint {
+func (p *pool) weightedInTurn(may func(*member) bool) *Endpoint {
 	var best *member
 	var total int64
 	for i := range p.members {
@@ -205,10 +160,10 @@ func (p *pool) weightedInTurn(may func(*member) bool) *endpoint {
 		return nil
 	}
 	best.current -= total
-	return best.endpoint
+	return best.Endpoint
 }
 
-func (p *pool) random(may func(*member) bool) *endpoint {
+func (p *pool) random(may func(*member) bool) *Endpoint {
 	var total int64
 	for i := range p.members {
 		if m := &p.members[i]; may(m) {
@@ -225,7 +180,7 @@ func (p *pool) random(may func(*member) bool) *endpoint {
 			continue
 		}
 		if at < m.weight {
-			return m.endpoint
+			return m.Endpoint
 		}
 		at -= m.weight
 	}
@@ -233,7 +188,7 @@ func (p *pool) random(may func(*member) bool) *endpoint {
 }
 
 // least returns the member with the smallest cost; among equals, they take turns.
-func (p *pool) least(may func(*member) bool, cost func(*member) float64) *endpoint {
+func (p *pool) least(may func(*member) bool, cost func(*member) float64) *Endpoint {
 	best, lowest := -1, math.Inf(1)
 	for i := range p.members {
 		at := (p.turn + i) % len(p.members)
@@ -247,25 +202,25 @@ func (p *pool) least(may func(*member) bool, cost func(*member) float64) *endpoi
 		return nil
 	}
 	p.turn = best + 1
-	return p.members[best].endpoint
+	return p.members[best].Endpoint
 }
 
 // hashed returns the endpoint that the client hashes to, nil if that one takes no
 // new flows: without Fallback, its clients are refused as ip_vs does.
-func (p *pool) hashed(client netip.AddrPort, withPort bool) *endpoint {
+func (p *pool) hashed(client netip.AddrPort, withPort bool) *Endpoint {
 	key := hashClient(client, withPort)
 	var chosen *member
 	lowest := math.Inf(1)
 	for i := range p.members {
 		m := &p.members[i]
-		if c := rendezvous(key, m.addr, max(m.weight, 1)); chosen == nil || c < lowest {
+		if c := rendezvous(key, m.Addr, max(m.weight, 1)); chosen == nil || c < lowest {
 			chosen, lowest = m, c
 		}
 	}
 	if chosen == nil || chosen.weight == 0 {
 		return nil
 	}
-	return chosen.endpoint
+	return chosen.Endpoint
 }
 
 // rendezvous is an endpoint's cost for a client by weighted rendezvous hashing: the
@@ -297,47 +252,3 @@ func mix(h uint64) uint64 {
 	h = (h ^ h>>27) * 0x94d049bb133111eb
 	return h ^ h>>31
 }
-
-// connected says that e answered: the client sticks to it from now on.
-func (s *Service) connected(client netip.Addr, e *endpoint) {
-	now := s.now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e.failures, e.ejected = 0, 0
-	if s.affinity.timeout > 0 {
-		s.affinity.record(client, e.addr, now, s.maxAffinity)
-	}
-}
-
-// failed says that e could not be connected to, and ends the flow there.
-func (s *Service) failed(e *endpoint) {
-	now := s.now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e.active.Add(-1)
-	e.failures++
-	if s.ejection.Failures == 0 || e.failures < s.ejection.Failures || e.passedOver(now) || !s.canSpare(now) {
-		return
-	}
-	e.failures = 0
-	e.ejected = min(e.ejected+1, 10)
-	e.passOver = now.Add(s.ejection.For * time.Duration(e.ejected))
-}
-
-// canSpare reports whether one more of the endpoints may be ejected. s.mu is held.
-func (s *Service) canSpare(now time.Time) bool {
-	all, out := 0, 1
-	for _, e := range s.endpoints {
-		if e.removed {
-			continue
-		}
-		all++
-		if e.passedOver(now) {
-			out++
-		}
-	}
-	return 2*out <= all
-}
-
-// release ends a flow to e.
-func (s *Service) release(e *endpoint) { e.active.Add(-1) }

@@ -1,4 +1,10 @@
-package relay
+// Package socket is the relay's way to the kernel: non-blocking TCP and UDP sockets by
+// their descriptors, without allocation and without waiting.
+//
+// Calls on the hot path go to the kernel without telling the Go scheduler: none of
+// them waits, and telling it costs more than most of them. Errors are errno values
+// there, for callers that decide by them; elsewhere they say what was tried.
+package socket
 
 import (
 	"encoding/binary"
@@ -12,11 +18,8 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
-// The calls on the hot path go to the kernel without telling the Go scheduler: none
-// of them waits, and telling it costs more than most of them. They allocate nothing.
-
-// epollPoll returns the events that are there already.
-func epollPoll(epoll int, events []unix.EpollEvent) (int, error) {
+// Poll returns the events that are there already.
+func Poll(epoll int, events []unix.EpollEvent) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
 	return result(n, errno)
 }
@@ -28,20 +31,20 @@ func result(n uintptr, errno unix.Errno) (int, error) {
 	return int(n), nil
 }
 
-func read(fd int, b []byte) (int, error) {
+func Read(fd int, b []byte) (int, error) {
 	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 	return result(n, errno)
 }
 
-// send writes to a socket without a SIGPIPE.
-func send(fd int, b []byte) (int, error) {
+// Send writes to a socket without a SIGPIPE.
+func Send(fd int, b []byte) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT, 0, 0)
 	return result(n, errno)
 }
 
-// splice moves up to n bytes between a socket and a pipe. It may copy a mebibyte, so
+// Splice moves up to n bytes between a socket and a pipe. It may copy a mebibyte, so
 // it is announced to the scheduler.
-func splice(from, to, n int) (int, error) {
+func Splice(from, to, n int) (int, error) {
 	moved, _, errno := unix.Syscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(n), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
 	return result(moved, errno)
 }
@@ -75,8 +78,8 @@ func (s *sockaddr) get() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(s[8:24])), port)
 }
 
-// accept returns a non-blocking connection and its client.
-func accept(fd int) (int, netip.AddrPort, error) {
+// Accept returns a non-blocking connection and its client.
+func Accept(fd int) (int, netip.AddrPort, error) {
 	var sa sockaddr
 	size := uint32(len(sa))
 	n, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), uintptr(unsafe.Pointer(&sa)), uintptr(unsafe.Pointer(&size)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
@@ -86,7 +89,7 @@ func accept(fd int) (int, netip.AddrPort, error) {
 	return int(n), sa.get(), nil
 }
 
-func connect(fd int, to netip.AddrPort) error {
+func Connect(fd int, to netip.AddrPort) error {
 	var sa sockaddr
 	size := sa.put(to)
 	if _, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&sa)), uintptr(size)); errno != 0 {
@@ -95,7 +98,7 @@ func connect(fd int, to netip.AddrPort) error {
 	return nil
 }
 
-func localAddr(fd int) (netip.AddrPort, error) {
+func LocalAddr(fd int) (netip.AddrPort, error) {
 	var sa sockaddr
 	size := uint32(len(sa))
 	if _, _, errno := unix.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(&sa)), uintptr(unsafe.Pointer(&size))); errno != 0 {
@@ -111,13 +114,13 @@ func domain(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// option is one setsockopt with a whole number.
-type option struct {
+// Option is one setsockopt with a whole number.
+type Option struct {
 	level, name, value int
 	what               string // for errors
 }
 
-func setOptions(fd int, options ...option) error {
+func setOptions(fd int, options ...Option) error {
 	for _, o := range options {
 		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
 			return fmt.Errorf("setting %s: %w", o.what, err)
@@ -126,11 +129,21 @@ func setOptions(fd int, options ...option) error {
 	return nil
 }
 
-// listen returns a bound socket of c; see prepare.
-func listen(c ListenConfig) (int, error) {
+// Config is what a listening socket is bound to.
+type Config struct {
+	Protocol    plan.Protocol  // TCP or UDP
+	Addr        netip.AddrPort // port 0: the kernel's choice. IPv6 sockets take IPv6 only.
+	FreeBind    bool           // the address need not be the node's
+	Transparent bool           // the address may be one that is only routed to the node
+}
+
+// Listen returns a bound socket; Prepare makes it listen.
+func Listen(c Config) (int, error) {
 	kind := unix.SOCK_STREAM
 	switch c.Protocol {
 	case plan.TCP:
+	case plan.UDP:
+		kind = unix.SOCK_DGRAM
 	default:
 		return -1, fmt.Errorf("%s is not relayed: only TCP and UDP are", c.Protocol)
 	}
@@ -145,15 +158,15 @@ func listen(c ListenConfig) (int, error) {
 	return fd, nil
 }
 
-func bindListener(fd int, c ListenConfig) error {
-	var options []option
+func bindListener(fd int, c Config) error {
+	var options []Option
 	four := c.Addr.Addr().Is4()
 	if !four {
-		options = append(options, option{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "IPV6_V6ONLY"})
+		options = append(options, Option{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "IPV6_V6ONLY"})
 	}
 	if c.Protocol == plan.TCP {
 		// Connections of a closed listener must not keep the next one from the address.
-		options = append(options, option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR"})
+		options = append(options, Option{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR"})
 	}
 	if c.FreeBind {
 		options = append(options, byFamily(four, unix.IP_FREEBIND, unix.IPV6_FREEBIND, "IP_FREEBIND"))
@@ -171,11 +184,11 @@ func bindListener(fd int, c ListenConfig) error {
 }
 
 // byFamily is an option that IPv4 and IPv6 have under different names, switched on.
-func byFamily(four bool, v4, v6 int, what string) option {
+func byFamily(four bool, v4, v6 int, what string) Option {
 	if four {
-		return option{unix.IPPROTO_IP, v4, 1, what}
+		return Option{unix.IPPROTO_IP, v4, 1, what}
 	}
-	return option{unix.IPPROTO_IPV6, v6, 1, what}
+	return Option{unix.IPPROTO_IPV6, v6, 1, what}
 }
 
 func bind(fd int, a netip.AddrPort) error {
@@ -187,14 +200,19 @@ func bind(fd int, a netip.AddrPort) error {
 	return nil
 }
 
-// prepare sets the options of a listening socket that may have been a predecessor's.
+// Prepare sets the options of a listening socket that may have been a predecessor's.
 // Those of TCP are inherited by the connections that it accepts.
-func prepare(fd int, c ListenConfig, o Options) error {
+func Prepare(fd int, c Config, keepAlive time.Duration) error {
 	if c.Protocol == plan.UDP {
 		four := c.Addr.Addr().Is4()
+		joinDatagrams(fd)
+		// A burst waits here while the loop is elsewhere; the second is without privileges.
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, datagramBuffer) != nil {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, datagramBuffer)
+		}
 		return setOptions(fd, byFamily(four, unix.IP_PKTINFO, unix.IPV6_RECVPKTINFO, "IP_PKTINFO"))
 	}
-	if err := setOptions(fd, streamOptions(o)...); err != nil {
+	if err := setOptions(fd, StreamOptions(keepAlive)...); err != nil {
 		return err
 	}
 	if err := unix.Listen(fd, backlog); err != nil {
@@ -206,21 +224,34 @@ func prepare(fd int, c ListenConfig, o Options) error {
 // backlog is what a listening socket queues; net.core.somaxconn has the last word.
 const backlog = 65535
 
-// streamOptions are the options of every TCP socket.
-func streamOptions(o Options) []option {
-	options := []option{{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1, "TCP_NODELAY"}}
-	if o.KeepAlive > 0 {
-		seconds := int(max(o.KeepAlive/time.Second, 1))
+// datagramBuffer is what may wait at a UDP listener, in bytes as the kernel counts.
+const datagramBuffer = 4 << 20
+
+// joinDatagrams has the kernel deliver datagrams that came as one in one (UDP_GRO),
+// where it can.
+func joinDatagrams(fd int) { _ = unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1) }
+
+// DatagramOptions are the options of a UDP socket that is connected to an endpoint:
+// ICMP errors are queued.
+func DatagramOptions(a netip.Addr) []Option {
+	return []Option{byFamily(a.Is4(), unix.IP_RECVERR, unix.IPV6_RECVERR, "IP_RECVERR")}
+}
+
+// StreamOptions are the options of every TCP socket.
+func StreamOptions(keepAlive time.Duration) []Option {
+	options := []Option{{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1, "TCP_NODELAY"}}
+	if keepAlive > 0 {
+		seconds := int(max(keepAlive/time.Second, 1))
 		options = append(options,
-			option{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1, "SO_KEEPALIVE"},
-			option{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds, "TCP_KEEPIDLE"},
-			option{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds, "TCP_KEEPINTVL"})
+			Option{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1, "SO_KEEPALIVE"},
+			Option{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds, "TCP_KEEPIDLE"},
+			Option{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds, "TCP_KEEPINTVL"})
 	}
 	return options
 }
 
-// reset closes a TCP socket so that its peer sees a reset.
-func reset(fd int) {
+// Reset closes a TCP socket so that its peer sees a reset.
+func Reset(fd int) {
 	unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	unix.Close(fd)
 }

@@ -1,4 +1,4 @@
-package relay
+package balance
 
 import (
 	"container/list"
