@@ -31,6 +31,12 @@ const (
 // program to say.
 var Modes = [...]string{Userspace, IPTables, IPVS, NFTables, EBPF}
 
+// Auto in place of a mode's name stands for [AutoModes].
+const Auto = "auto"
+
+// AutoModes are the modes that Auto tries, in order.
+var AutoModes = [...]string{NFTables, IPVS, IPTables, Userspace}
+
 // LocalMode is a way of recognising traffic of this node's pods, by the name that
 // kube-proxy gives it.
 type LocalMode string
@@ -52,8 +58,9 @@ const (
 // Config is the complete configuration: defaults applied, every value parsed and
 // within its range. Immutable once returned by [Flags.Load].
 type Config struct {
-	Mode        string // one of Modes
-	ModeDefault bool   // nobody chose the mode
+	Mode        string   // one of Modes; with several in Preference the one that was chosen, at first the first
+	Preference  []string // the modes to try in this order; one, unless the choice is left to the host
+	ModeDefault bool     // nobody chose the mode
 	// HostnameOverride is the Node's name, "" for the host's own name.
 	HostnameOverride string
 	Client           Client

@@ -62,8 +62,9 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 }
 
 // setPlatformDefaults makes the choices that depend on the mode. It comes after
-// flags and file are merged. It reports whether it chose the node-port addresses.
-func setPlatformDefaults(c *v1alpha1.KubeProxyConfiguration) (nodePorts bool) {
+// flags and file are merged. mode is the one that was chosen of several, "" for the
+// first. It reports whether it chose the node-port addresses.
+func setPlatformDefaults(c *v1alpha1.KubeProxyConfiguration, mode string) (nodePorts bool) {
 	if c.Mode == "" {
 		c.Mode = defaultMode
 	}
@@ -73,7 +74,10 @@ func setPlatformDefaults(c *v1alpha1.KubeProxyConfiguration) (nodePorts bool) {
 	if len(c.NodePortAddresses) > 0 {
 		return false
 	}
-	if c.Mode == NFTables {
+	if mode == "" {
+		mode = preferred(string(c.Mode))[0]
+	}
+	if mode == NFTables {
 		c.NodePortAddresses = []string{Primary}
 	}
 	return true

@@ -113,7 +113,7 @@ func (f *Flags) registerServers(fs *pflag.FlagSet) {
 
 func (f *Flags) registerSync(fs *pflag.FlagSet) {
 	c := &f.proxy
-	fs.StringVar((*string)(&c.Mode), "proxy-mode", "", "`mode`: "+strings.Join(Modes[:], ", ")+"; default iptables. \"svcproxy modes\" tells which of them this host can do")
+	fs.StringVar((*string)(&c.Mode), "proxy-mode", "", "`mode`: "+strings.Join(Modes[:], ", ")+"; default iptables. Several, in the order of preference, or auto: the first that this host can do is chosen, once. \"svcproxy modes\" tells which of them this host can do")
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", defaultMasqBit, "bit of the packet mark that asks for source NAT, 0 to 31")
 	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "source NAT for all traffic to cluster IPs")
 	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "let node ports answer on loopback where the node-port addresses cover it")
@@ -175,14 +175,18 @@ func (f *Flags) fromFlags() *v1alpha1.KubeProxyConfiguration {
 	c.FeatureGates = f.gates.copy()
 	c.HealthzBindAddress = f.serverAddress(c.HealthzBindAddress, f.healthzPort)
 	c.MetricsBindAddress = f.serverAddress(c.MetricsBindAddress, f.metricsPort)
-	if c.Mode == NFTables {
+	if len(preferred(string(c.Mode))) > 1 { // which one counts is not known yet
+		c.NFTables.MasqueradeAll = c.IPTables.MasqueradeAll
+		setPeriods(c, IPVS, f.ipvsSync, f.ipvsMinSync)
+		setPeriods(c, NFTables, f.iptablesSync, f.iptablesMinSync)
+	} else if c.Mode == NFTables {
 		c.NFTables.MasqueradeAll, c.IPTables.MasqueradeAll = c.IPTables.MasqueradeAll, false
 	}
 	sync, minSync := f.iptablesSync, f.iptablesMinSync
 	if c.Mode == IPVS {
 		sync, minSync = f.ipvsSync, f.ipvsMinSync
 	}
-	setPeriods(c, sync, minSync)
+	setPeriods(c, string(c.Mode), sync, minSync)
 	return c
 }
 
@@ -195,10 +199,10 @@ func (f *Flags) serverAddress(address string, port int32) string {
 	return withPort(address, int(port))
 }
 
-// setPeriods writes the sync periods into the section of the mode.
-func setPeriods(c *v1alpha1.KubeProxyConfiguration, sync, minSync time.Duration) {
+// setPeriods writes the sync periods into the section of a mode.
+func setPeriods(c *v1alpha1.KubeProxyConfiguration, mode string, sync, minSync time.Duration) {
 	s, m := metav1.Duration{Duration: sync}, metav1.Duration{Duration: minSync}
-	switch c.Mode {
+	switch mode {
 	case IPVS:
 		c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod = s, m
 	case NFTables:

@@ -45,14 +45,14 @@ func (f *Flags) Load(read func(string) ([]byte, error)) (*Config, []string, erro
 		}
 	}
 	modeDefault := proxy.Mode == ""
-	defaultNodePorts := setPlatformDefaults(proxy)
+	defaultNodePorts := setPlatformDefaults(proxy, "")
 	if err := f.overlayHostname(proxy); err != nil {
 		return nil, warnings, err
 	}
 	f.overlayOwn(&own)
 	own.setDefaults()
 	warnings = append(warnings, settingWarnings(proxy)...)
-	c, err := resolve(proxy, own, f.master)
+	c, err := resolve(proxy, own, f.master, "")
 	if err != nil {
 		return nil, warnings, err
 	}

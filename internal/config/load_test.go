@@ -67,7 +67,7 @@ var equalConfigs = cmp.Options{
 
 func TestDefaults(t *testing.T) {
 	want := &Config{
-		Mode: IPTables, ModeDefault: true,
+		Mode: IPTables, Preference: []string{IPTables}, ModeDefault: true,
 		Client:      Client{ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10},
 		Staleness:   150 * time.Second,
 		BindAddress: netip.MustParseAddr("0.0.0.0"),

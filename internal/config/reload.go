@@ -14,15 +14,20 @@ import (
 // It returns the configuration that is then in force, the fields that took effect
 // and those that need a restart, by their path in the file.
 func (c *Config) Reload(next *Config) (inForce *Config, applied, restart []string, err error) {
+	if next.Mode != c.Mode && slices.Contains(next.Preference, c.Mode) { // a choice is not made anew
+		if next, err = next.Choose(c.Mode); err != nil {
+			return nil, nil, nil, err
+		}
+	}
 	merged := c.proxy.DeepCopy()
 	overlayLive(merged, next.proxy.DeepCopy())
 	if next.Mode != c.Mode && next.defaultNodePorts { // the default of a mode that is not in force
 		merged.NodePortAddresses = nil
 	}
-	defaultNodePorts := setPlatformDefaults(merged)
+	defaultNodePorts := setPlatformDefaults(merged, c.Mode)
 	own := c.own
 	own.HealthCheck = next.own.HealthCheck
-	inForce, err = resolve(merged, own, c.Client.Master)
+	inForce, err = resolve(merged, own, c.Client.Master, c.Mode)
 	if err != nil {
 		return nil, nil, nil, err
 	}

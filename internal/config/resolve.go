@@ -27,11 +27,16 @@ func (e *InvalidError) Error() string {
 // resolver collects every fault on the way from a file's fields to typed values.
 type resolver struct{ errs field.ErrorList }
 
-// resolve parses and validates a configuration whose defaults are applied.
-func resolve(p *v1alpha1.KubeProxyConfiguration, own OwnConfiguration, master string) (*Config, error) {
+// resolve parses and validates a configuration whose defaults are applied. mode is the
+// one that was chosen of several, "" for the first.
+func resolve(p *v1alpha1.KubeProxyConfiguration, own OwnConfiguration, master, mode string) (*Config, error) {
 	r := &resolver{}
+	preference := preferred(string(p.Mode))
+	if mode == "" {
+		mode = preference[0]
+	}
 	c := &Config{
-		Mode:             string(p.Mode),
+		Mode: mode, Preference: preference,
 		HostnameOverride: strings.ToLower(strings.TrimSpace(p.HostnameOverride)),
 		Client: Client{
 			Kubeconfig: p.ClientConnection.Kubeconfig, Master: master,
@@ -96,10 +101,45 @@ func (r *resolver) server(path, value string) netip.AddrPort {
 	return a
 }
 
+// preferred lists the modes that a configured mode names.
+func preferred(mode string) []string {
+	if mode == Auto {
+		return AutoModes[:]
+	}
+	out := strings.Split(mode, ",")
+	for i := range out {
+		out[i] = strings.TrimSpace(out[i])
+	}
+	return out
+}
+
+// Choose returns the configuration with one mode of its Preference.
+func (c *Config) Choose(mode string) (*Config, error) {
+	if !slices.Contains(c.Preference, mode) {
+		return nil, fmt.Errorf("mode %s is not among the configured %s", mode, strings.Join(c.Preference, ", "))
+	}
+	p := c.proxy.DeepCopy()
+	if c.defaultNodePorts {
+		p.NodePortAddresses = nil
+	}
+	defaultNodePorts := setPlatformDefaults(p, mode)
+	next, err := resolve(p, c.own, c.Client.Master, mode)
+	if err != nil {
+		return nil, err
+	}
+	next.ModeDefault, next.defaultNodePorts = c.ModeDefault, defaultNodePorts
+	return next, nil
+}
+
 // mode checks the mode's name and takes what depends on it from its section.
 func (r *resolver) mode(c *Config, p *v1alpha1.KubeProxyConfiguration) {
-	if !slices.Contains(Modes[:], c.Mode) {
-		r.invalid("mode", c.Mode, "is not a mode; use "+strings.Join(Modes[:], ", ")+", or leave it empty for "+defaultMode)
+	for i, m := range c.Preference {
+		if !slices.Contains(Modes[:], m) {
+			r.invalid("mode", string(p.Mode), fmt.Sprintf("%q is not a mode; use %s, several of them in the order of preference, %s, or leave it empty for %s", m, strings.Join(Modes[:], ", "), Auto, defaultMode))
+		}
+		if slices.Contains(c.Preference[:i], m) {
+			r.invalid("mode", string(p.Mode), m+" is there twice; keep one")
+		}
 	}
 	if c.Mode == IPVS && !gate(p.FeatureGates, gateIPVS, true) {
 		r.invalid("mode", c.Mode, "is switched off by the feature gate "+gateIPVS+"=false; remove the gate or choose another mode")

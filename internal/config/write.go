@@ -37,11 +37,14 @@ func (c *Config) Proxy() *v1alpha1.KubeProxyConfiguration { return c.written() }
 // masqueradeAll only in the section of the mode that they act on.
 func (c *Config) written() *v1alpha1.KubeProxyConfiguration {
 	p := c.proxy.DeepCopy()
+	if len(c.Preference) > 1 { // all sections may count
+		return p
+	}
 	var none metav1.Duration
 	p.IPTables.SyncPeriod, p.IPTables.MinSyncPeriod, p.IPTables.MasqueradeAll = none, none, false
 	p.IPVS.SyncPeriod, p.IPVS.MinSyncPeriod = none, none
 	p.NFTables.SyncPeriod, p.NFTables.MinSyncPeriod, p.NFTables.MasqueradeAll = none, none, false
-	setPeriods(p, c.SyncPeriod, c.MinSyncPeriod)
+	setPeriods(p, c.Mode, c.SyncPeriod, c.MinSyncPeriod)
 	if c.Mode == NFTables {
 		p.NFTables.MasqueradeAll = c.MasqueradeAll
 	} else {
