@@ -185,6 +185,9 @@ func (c *cycle) due() time.Time {
 	for _, h := range c.held {
 		at = earlier(at, h.retry)
 	}
+	if own, ok := c.backendDue(); ok && c.failures == 0 {
+		at = earlier(at, own)
+	}
 	if c.owed || !c.backlog.Empty() {
 		switch {
 		case c.failures > 0 && c.urgent:
@@ -255,6 +258,9 @@ func (c *cycle) sync(ctx context.Context) {
 		c.owed = true
 		c.invalidate()
 	}
+	if own, ok := c.backendDue(); ok && !own.After(now) {
+		c.owed = true
+	}
 	if !c.owed && c.backlog.Empty() {
 		c.settle()
 		return
@@ -283,6 +289,7 @@ func (c *cycle) sync(ctx context.Context) {
 
 // apply hands the backlog to the Backend.
 func (c *cycle) apply(ctx context.Context) error {
+	defer c.takeRemarks()
 	return guard("apply the plan", func() error { return c.cfg.Backend.Apply(ctx, c.backlog) })
 }
 

@@ -31,6 +31,8 @@ type Status struct {
 	MinInterval      time.Duration `json:"minInterval"`
 	SyncPeriod       time.Duration `json:"syncPeriod"`
 	Flows            FlowStatus    `json:"staleFlows,omitzero"`
+	// Kernel says how the mode set up the kernel, a line for each setting.
+	Kernel []string `json:"kernel,omitempty"`
 }
 
 // Quarantine is a Service port whose wanted version the kernel refuses.
@@ -65,6 +67,7 @@ func (l *Loop) Status() Status {
 		s.Families = append(s.Families, f.String())
 	}
 	s.FactsAge = l.cfg.Age()
+	s.Kernel = l.report()
 	if l.flows != nil {
 		s.Flows = l.flows.status()
 	}
