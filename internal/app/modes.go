@@ -17,6 +17,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/nftables"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
+	"github.com/svcproxy/svcproxy/internal/userspace"
 )
 
 // builtMode is a mode that is part of this program.
@@ -29,10 +30,11 @@ type builtMode struct {
 
 // builtModes are the modes of this build, set up as c says: the one place that knows
 // them.
-func builtModes(_ *config.Config) []builtMode {
+func builtModes(c *config.Config) []builtMode {
 	return []builtMode{
 		{iptables.Mode(), iptables.Supports},
 		{nftables.Mode(), nftables.Supports},
+		{userspace.Mode(userspaceOptions(c)), userspace.Supports},
 	}
 }
 

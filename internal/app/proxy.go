@@ -41,6 +41,7 @@ type proxy struct {
 	state    *cluster.State
 	planner  *planner.Planner // the loop's goroutine alone calls it
 	loop     *dataplane.Loop
+	carries  dataplane.Server // nil: the kernel carries all traffic
 	prober   *probe.Prober
 	takeover *takeover.Takeover
 	health   *health.Health
@@ -84,6 +85,7 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 	if err != nil {
 		return nil, fmt.Errorf("set up mode %s: %w", mode.Name, err)
 	}
+	p.carries, _ = backend.(dataplane.Server)
 	p.health = health.New(health.Config{
 		Families: p.families, SyncPeriod: c.SyncPeriod, Eligible: p.eligible, Ready: p.ready,
 		Age: p.state.Age, AgeLimit: c.Staleness, Stats: p.metrics, Notes: p.events.notes, Log: log.Logger,
@@ -147,6 +149,9 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 	}
 	g.run(p.followAddresses)
 	g.run(p.loop.Run)
+	if p.carries != nil {
+		g.run(p.carries.Serve)
+	}
 	g.run(p.prober.Run)
 	g.run(endless(p.health.Run))
 	g.run(endless(p.takeover.Run))

@@ -32,6 +32,13 @@ type Watcher interface {
 	Watch(ctx context.Context, disturbed func(what string)) error
 }
 
+// Server is a Backend that carries traffic itself.
+type Server interface {
+	// Serve runs beside the loop until ctx ends, and returns when the traffic that it
+	// carries then has ended or had its time.
+	Serve(ctx context.Context) error
+}
+
 // Differ is a Backend that can compare a plan with the kernel without writing.
 type Differ interface {
 	// Diff returns a line for each difference, "-" before what the kernel has

@@ -1,0 +1,139 @@
+package userspace
+
+import (
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// Priorities of base chains (linux/netfilter_ipv4.h). Marks are set after connection
+// tracking (-200) and before the routing decision; the relay's own mark is taken off
+// once the destination would have been translated, before others look at it.
+const (
+	priorityMark   = -150
+	priorityDNAT   = -100
+	priorityUnmark = -90
+)
+
+// chain is a chain with its rules.
+type chain struct {
+	nft.Chain
+	rules []*nft.Rule
+}
+
+func (s settings) rule(statements ...nft.Statement) *nft.Rule {
+	return nft.NewRule(familyOf(s.family), statements...)
+}
+
+// sets are the sets and maps that are always there.
+func (s settings) sets() []*nft.Set {
+	addr := nft.AddrType(familyOf(s.family))
+	front, port := []nft.Type{addr, nft.TypeProto, nft.TypePort}, []nft.Type{nft.TypeProto, nft.TypePort}
+	numbered := func(t []nft.Type) []nft.Type { return append(t[:len(t):len(t)], nft.TypeNumber) }
+	listener := []nft.Type{addr, nft.TypePort}
+	return []*nft.Set{
+		{Name: setListeners, Key: numbered(front), Data: listener,
+			Comment: "where the relay listens for a frontend; 1: from pods here, 2: from the node, 3: from outside"},
+		{Name: setPorts, Key: numbered(port), Data: listener, Comment: "the same for node ports"},
+		{Name: setVerdicts, Key: numbered(front), Verdicts: true, Comment: "frontends that refuse or drop"},
+		{Name: setPortVerdicts, Key: numbered(port), Verdicts: true, Comment: "the same for node ports"},
+		{Name: setGuards, Key: front, Verdicts: true, Comment: "frontends that only some sources may use"},
+		{Name: setPortGuards, Key: port, Verdicts: true, Comment: "the same for node ports"},
+		{Name: setClusterIPs, Key: []nft.Type{addr}, Comment: "whose undefined ports are refused"},
+		{Name: setExternalIPs, Key: []nft.Type{addr}, Comment: "whose undefined ports are not touched"},
+		{Name: setNodeAddrs, Key: []nft.Type{addr}, Comment: "addresses of the node that accept node ports"},
+		{Name: setRanges, Key: []nft.Type{addr}, Interval: true, Comment: "addresses that no Service has are dropped"},
+		{Name: setPodRanges, Key: []nft.Type{addr}, Interval: true, Comment: "pods of this node"},
+		{Name: setOwn, Key: []nft.Type{addr}, Interval: true, Comment: "of the relay, for translated packets only"},
+	}
+}
+
+// chains are those that are always there; those that others lead to come first.
+func (s settings) chains() []chain {
+	out := []chain{s.inner(chainReject,
+		s.rule(isTCP(), nft.Reject{Reset: true}),
+		s.rule(nft.Reject{}))}
+	for _, o := range plan.Origins {
+		out = append(out, s.inner(chainFrom(o), s.lead(o)...))
+	}
+	to := func(o plan.Origin, match ...nft.Statement) *nft.Rule {
+		return s.rule(append(match, nft.Do{Code: nft.Goto, Chain: chainFrom(o)})...)
+	}
+	var incoming []*nft.Rule
+	if pod := s.isPod(); pod != nil {
+		incoming = append(incoming, to(plan.FromPod, pod))
+	}
+	incoming = append(incoming, to(plan.FromOutside))
+	returning := s.rule(nft.Has{Field: nft.FlowMark, Bits: s.route}, nft.Is{Field: nft.Direction, Value: nft.ToClient}, nft.SetMark(s.route))
+	isOwn := nft.Has{Field: nft.Mark, Bits: s.own}
+	return append(out,
+		s.hooked(chainMarkIn, "filter", nft.Prerouting, priorityMark, returning),
+		// The answers of the node's own processes are routed before they get here: the
+		// type has them routed again.
+		s.hooked(chainMarkOut, "route", nft.Output, priorityMark, s.rule(isOwn, nft.SetFlowMark(s.route)), returning),
+		s.hooked(chainUnmarkOut, "filter", nft.Output, priorityUnmark, s.rule(isOwn, nft.ClearMark(s.own))),
+		s.hooked(chainUnmarkIn, "filter", nft.Input, priorityMark,
+			s.rule(nft.Has{Field: nft.Mark, Bits: s.route}, nft.ClearMark(s.route)),
+			s.rule(s.toOwn(), nft.Has{Field: nft.Status, Bits: nft.StatusDNAT}, nft.Do{Code: nft.Accept}),
+			s.rule(s.toOwn(), nft.Do{Code: nft.Drop})),
+		s.hooked(chainPrerouting, "nat", nft.Prerouting, priorityDNAT, incoming...),
+		s.hooked(chainOutput, "nat", nft.Output, priorityDNAT,
+			s.rule(isOwn, nft.Do{Code: nft.Accept}), // what the relay sends is not led back to it
+			to(plan.FromNode)),
+	)
+}
+
+// lead are the rules for packets of one origin.
+func (s settings) lead(o plan.Origin) []*nft.Rule {
+	front, port := []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, []nft.Field{nft.Proto, nft.DstPort}
+	to := func(set string) nft.In { return nft.In{Fields: []nft.Field{nft.DstAddr}, Set: set} }
+	n := originNumber(o)
+	return []*nft.Rule{
+		s.rule(nft.Dispatch{Fields: front, Map: setGuards}),
+		s.rule(nft.Dispatch{Fields: front, Number: n, Map: setVerdicts}),
+		s.rule(nft.DNAT{Fields: front, Slots: 1, First: n, Map: setListeners}),
+		s.rule(to(setClusterIPs), nft.Do{Code: nft.Goto, Chain: chainReject}),
+		s.rule(to(setNodeAddrs), nft.Dispatch{Fields: port, Map: setPortGuards}),
+		s.rule(to(setNodeAddrs), nft.Dispatch{Fields: port, Number: n, Map: setPortVerdicts}),
+		s.rule(to(setNodeAddrs), nft.DNAT{Fields: port, Slots: 1, First: n, Map: setPorts}),
+		s.rule(to(setExternalIPs), nft.Do{Code: nft.Return}),
+		s.rule(to(setRanges), nft.Do{Code: nft.Drop}),
+	}
+}
+
+// isPod matches packets of this node's pods; nil if they cannot be told.
+func (s settings) isPod() nft.Statement {
+	switch s.pods {
+	case plan.LocalPrefix:
+		return nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: setPodRanges}
+	case plan.LocalInterface, plan.LocalInterfacePrefix:
+		return nft.InterfaceIs{Name: s.name, Prefix: s.pods == plan.LocalInterfacePrefix}
+	}
+	return nil
+}
+
+func (s settings) toOwn() nft.Statement {
+	return nft.In{Fields: []nft.Field{nft.DstAddr}, Set: setOwn}
+}
+
+func isTCP() nft.Statement {
+	return nft.Is{Field: nft.Proto, Value: nft.Tuple([]byte{byte(plan.TCP)})}
+}
+
+func (s settings) inner(name string, rules ...*nft.Rule) chain {
+	return chain{nft.Chain{Name: name}, rules}
+}
+
+func (s settings) hooked(name, typ string, num nft.HookNum, priority int32, rules ...*nft.Rule) chain {
+	c := s.inner(name, rules...)
+	c.Hook = &nft.Hook{Type: typ, Num: num, Priority: priority}
+	return c
+}
+
+// guardObjects are the set and the chain that let only some sources go on.
+func (s settings) guardObjects(name string) (*nft.Set, chain) {
+	set := &nft.Set{Name: prefixSources + name, Key: []nft.Type{nft.AddrType(familyOf(s.family))}, Interval: true}
+	c := s.inner(prefixAllow+name,
+		s.rule(nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: set.Name}, nft.Do{Code: nft.Return}),
+		s.rule(nft.Do{Code: nft.Drop}))
+	return set, c
+}

@@ -1,0 +1,184 @@
+// Package userspace carries out a plan by relaying: a listening port for each Service
+// port, to which an nf_tables map leads what is sent to the Service, and from which
+// the bytes go on to an endpoint. Endpoints are chosen, retried and remembered in the
+// process (package relay); the kernel knows frontends only. See README.md for a
+// packet's path.
+//
+// Limits: connections through the process end with it, unless a successor is there to
+// take over new ones while it drains. Services whose protocol is SCTP are refused.
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/relay"
+	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
+	"github.com/svcproxy/svcproxy/internal/sys/route"
+)
+
+// Name is the mode's name in kube-proxy's configuration.
+const Name = "userspace"
+
+// Options are the mode's settings. The zero value of each is its default.
+type Options struct {
+	// Ports is the range from which listening ports are taken; zero: the kernel
+	// chooses.
+	Ports PortRange
+	// Blocks are the addresses on which the relay listens.
+	Blocks Blocks
+	// RouteBit is the bit of packet and flow marks that brings the answers of
+	// endpoints back to sockets with a client's address, 1 to 31; 0: 15. It differs
+	// from Env.MasqueradeBit.
+	RouteBit int
+	// DrainTimeout is how long open connections may go on after the process was told
+	// to end; 0: 25 s.
+	DrainTimeout time.Duration
+	// Relay are the settings of the relay. Log, Now, Mark and Inherited are set here.
+	Relay relay.Options
+}
+
+// PortRange is a range of ports, both ends included. The zero value is none.
+type PortRange struct{ First, Last uint16 }
+
+// Blocks are the addresses on which the relay listens, four in a row of each family,
+// beginning with the prefix's first. Nothing else on the node or beyond it may use
+// them; they are never seen outside of it.
+type Blocks struct{ V4, V6 netip.Prefix }
+
+// DefaultBlocks are link-local and unique local addresses without a known use.
+func DefaultBlocks() Blocks {
+	return Blocks{V4: netip.MustParsePrefix("169.254.247.0/30"), V6: netip.MustParsePrefix("fd73:7663:7072:6f78::/126")}
+}
+
+func (b Blocks) of(f plan.Family) netip.Prefix {
+	if f == plan.IPv6 {
+		return b.V6
+	}
+	return b.V4
+}
+
+const (
+	defaultRouteBit = 15
+	defaultDrain    = 25 * time.Second
+	// defaultUDPTimeout is longer than kube-proxy's 250 ms, which loses every answer
+	// that takes longer; it is connection tracking's time for unanswered flows.
+	defaultUDPTimeout = 30 * time.Second
+)
+
+func (o Options) withDefaults() Options {
+	defaults := DefaultBlocks()
+	if !o.Blocks.V4.IsValid() {
+		o.Blocks.V4 = defaults.V4
+	}
+	if !o.Blocks.V6.IsValid() {
+		o.Blocks.V6 = defaults.V6
+	}
+	if o.RouteBit == 0 {
+		o.RouteBit = defaultRouteBit
+	}
+	if o.DrainTimeout == 0 {
+		o.DrainTimeout = defaultDrain
+	}
+	if o.Relay.UDPTimeout == 0 {
+		o.Relay.UDPTimeout = defaultUDPTimeout
+	}
+	return o
+}
+
+// Mode returns the mode.
+func Mode(o Options) dataplane.Mode {
+	return dataplane.Mode{
+		Name:      Name,
+		OwnFlows:  true,
+		Supported: func(ctx context.Context) error { return Supports(ctx, plan.IPv4) },
+		New: func(env dataplane.Env) (dataplane.Backend, error) {
+			return newBackend(env, o, host{&kernel.Tables{}, route.Kernel{}, &conntrack.Kernel{}})
+		},
+		Cleanup: func(ctx context.Context, env dataplane.Env) error {
+			k := &kernel.Tables{}
+			return errors.Join(cleanup(ctx, env, host{k, route.Kernel{}, nil}), k.Close())
+		},
+		InForce: func(ctx context.Context, _ dataplane.Env) (bool, error) {
+			k := &kernel.Tables{}
+			found, err := inForce(ctx, k)
+			return found, errors.Join(err, k.Close())
+		},
+	}
+}
+
+// host is the kernel as far as the mode writes to it.
+type host struct {
+	tables  nft.Tables
+	routing route.Routing
+	flows   dataplane.FlowTable
+}
+
+// backend is the mode at work.
+type backend struct {
+	env  dataplane.Env
+	opts Options
+	host host
+
+	mu        sync.Mutex   // guards all below
+	relay     *relay.Relay // nil before the first Apply
+	inherited *relay.Inheritance
+	ports     *ports
+	families  []*family
+	routed    bool // the routing is as it should be
+	gone      bool // a successor has taken over, or the process ends: nothing is written any more
+
+	serving chan struct{} // closed when everything is served for the first time
+}
+
+func newBackend(env dataplane.Env, o Options, h host) (*backend, error) {
+	o = o.withDefaults()
+	if o.RouteBit == env.MasqueradeBit {
+		return nil, fmt.Errorf("bit %d is both the masquerade bit and the bit for routing answers: choose another for one of them", o.RouteBit)
+	}
+	o.Relay.Log, o.Relay.Mark = env.Log, env.Mark()
+	b := &backend{env: env, opts: o, host: h, serving: make(chan struct{})}
+	for _, f := range env.Families {
+		b.families = append(b.families, newFamily(b, f))
+	}
+	return b, nil
+}
+
+// Apply implements dataplane.Backend.
+func (b *backend) Apply(ctx context.Context, u plan.Update) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.gone {
+		return nil
+	}
+	if err := b.begin(ctx); err != nil {
+		return err
+	}
+	var errs []error
+	for _, f := range b.families {
+		errs = append(errs, f.apply(ctx, u))
+	}
+	err := errors.Join(errs...)
+	if err == nil && !u.Partial {
+		b.takeOver()
+	}
+	return err
+}
+
+// Invalidate implements dataplane.Backend.
+func (b *backend) Invalidate() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.routed = false
+	for _, f := range b.families {
+		f.forget()
+	}
+}

@@ -1,0 +1,151 @@
+package userspace
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/route"
+)
+
+const (
+	// tableName is our table of each family.
+	tableName = "svcproxy-userspace"
+	// layout is the table's comment. It changes with everything that cannot be
+	// repaired in place: the types of sets and maps, hooks and priorities.
+	layout = "svcproxy userspace mode, layout 1"
+	// handoverPath is where a process waits for its successor: a name in the abstract
+	// namespace of Unix sockets, which is that of the network namespace.
+	handoverPath = "@svcproxy-userspace"
+)
+
+// routingTable is where marked packets are looked up, rulePriority the rule's place:
+// before the main table and before what others usually have.
+const (
+	routingTable = 0x7370 // "sp"
+	rulePriority = 90
+)
+
+// tableOf is our table of a family.
+func tableOf(f plan.Family) nft.Table { return nft.Table{Family: familyOf(f), Name: tableName} }
+
+func familyOf(f plan.Family) nft.Family {
+	if f == plan.IPv6 {
+		return nft.IPv6
+	}
+	return nft.IPv4
+}
+
+// ours reports whether a table was made by this mode.
+func ours(t nft.Table) bool { return t.Name == tableName }
+
+// Sets and maps that are always there. Keys end with the number of an origin where it
+// makes a difference: see originNumber.
+const (
+	setListeners    = "listeners"           // address, protocol, port, origin: where the relay listens
+	setPorts        = "node-port-listeners" // protocol, port, origin: the same
+	setVerdicts     = "verdicts"            // address, protocol, port, origin: what is refused or dropped
+	setPortVerdicts = "node-port-verdicts"  // protocol, port, origin: the same
+	setGuards       = "guards"              // address, protocol, port: who may use it
+	setPortGuards   = "node-port-guards"    // protocol, port: the same
+	setClusterIPs   = "cluster-ips"         // whose undefined ports are refused
+	setExternalIPs  = "external-ips"        // whose undefined ports are none of ours
+	setNodeAddrs    = "node-port-addresses" // addresses of the node that accept node ports
+	setRanges       = "service-ranges"      // addresses in them that no Service has are dropped
+	setPodRanges    = "pod-ranges"          // pods of this node
+	setOwn          = "listening-addresses" // of the relay
+)
+
+// Chains that are always there.
+const (
+	chainPrerouting = "nat-prerouting"
+	chainOutput     = "nat-output"
+	chainMarkIn     = "mark-prerouting"
+	chainMarkOut    = "mark-output"
+	chainUnmarkOut  = "unmark-output"
+	chainUnmarkIn   = "unmark-input"
+	chainReject     = "reject-it"
+	prefixFrom      = "from-" // and an origin
+)
+
+// Prefixes of what comes and goes with source ranges; a sum of them follows.
+const (
+	prefixSources = "sources/"
+	prefixAllow   = "allow/"
+)
+
+func chainFrom(o plan.Origin) string { return prefixFrom + o.String() }
+
+// originNumber is an origin in a key; 0 is none.
+func originNumber(o plan.Origin) uint32 { return uint32(o) + 1 }
+
+// class is what a listening address stands for: flows that arrive there have this
+// pool and treatment. The address is the block's first plus the class.
+type class uint8
+
+const classes = 4
+
+func classOf(r plan.Route) class {
+	c := class(r.Pool) << 1
+	if r.SNAT {
+		c |= 1
+	}
+	return c
+}
+
+func (c class) route() plan.Route {
+	return plan.Route{Verdict: plan.Forward, Pool: plan.Pool(c >> 1), SNAT: c&1 != 0}
+}
+
+// addr is the class's address in a block.
+func (c class) addr(block netip.Prefix) netip.Addr {
+	a := block.Masked().Addr()
+	for range c {
+		a = a.Next()
+	}
+	return a
+}
+
+// servicePath names a Service port for a successor and in logs:
+// "default/web/http/tcp/IPv4".
+func servicePath(id plan.ID) string {
+	return id.Namespace + "/" + id.Name + "/" + id.Port + "/" + strings.ToLower(id.Protocol.String()) + "/" + id.Family.String()
+}
+
+// remark is the comment of an element, as far as it fits: it comes back as it is
+// written.
+func remark(id plan.ID) string { return id.String()[:min(len(id.String()), 127)] }
+
+// rangesName follows from a set of source ranges, the prefix apart.
+func rangesName(ranges []netip.Prefix) string {
+	sorted := make([]string, len(ranges))
+	for i, r := range ranges {
+		sorted[i] = r.Masked().String()
+	}
+	slices.Sort(sorted)
+	sum := sha256.Sum256([]byte(strings.Join(slices.Compact(sorted), ",")))
+	const length = 16
+	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:length])
+}
+
+// routing is what the host's routing has to have for the families: the listening
+// addresses are its own, and packets with the mark come to its sockets whatever
+// their destination.
+func routing(families []plan.Family, blocks Blocks, mark uint32) []route.Entry {
+	var out []route.Entry
+	for _, f := range families {
+		everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if f == plan.IPv6 {
+			everything = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		out = append(out,
+			route.Entry{Local: blocks.of(f), Table: route.LocalTable},
+			route.Entry{Local: everything, Table: routingTable},
+			route.Entry{V6: f == plan.IPv6, Mark: mark, Priority: rulePriority, Table: routingTable})
+	}
+	return out
+}

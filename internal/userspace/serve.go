@@ -1,0 +1,152 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/relay"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/route"
+)
+
+// successorWait is how long a process that was told to end goes on accepting, so that
+// a successor that just starts gets its sockets.
+const successorWait = 2 * time.Second
+
+// begin has everything run that Service ports need, and the host's routing as it
+// should be.
+func (b *backend) begin(ctx context.Context) error {
+	if b.relay == nil {
+		in, err := relay.Inherit(ctx, handoverPath)
+		if err != nil { // what it does not give is opened anew
+			b.env.Log.Warn("a predecessor's sockets cannot be taken over", "err", err)
+		}
+		o := b.opts.Relay
+		o.Inherited = in
+		r := relay.New(o)
+		if err := r.Start(); err != nil {
+			return err
+		}
+		b.relay, b.inherited = r, in
+		b.ports = newPorts(r, b.opts.Blocks, b.opts.Ports)
+		for _, f := range b.families {
+			f.sockets = b.ports
+		}
+	}
+	if b.routed {
+		return nil
+	}
+	if _, err := route.Settle(ctx, b.host.routing, routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit)); err != nil {
+		return fmt.Errorf("route the relay's packets to this host: %w", err)
+	}
+	b.routed = true
+	return nil
+}
+
+// takeOver tells the predecessor, if there is one, that everything is served here.
+func (b *backend) takeOver() {
+	if b.inherited != nil {
+		if err := b.inherited.Done(); err != nil {
+			b.env.Log.Warn("the predecessor does not say that it has stopped accepting; both may serve", "err", err)
+		} else {
+			b.env.Log.Info("took over the predecessor's listening sockets")
+		}
+		b.inherited = nil
+	}
+	select {
+	case <-b.serving:
+	default:
+		close(b.serving)
+	}
+}
+
+// Serve implements dataplane.Server: it gives the listening sockets to a successor
+// when one asks, and when ctx ends it lets open connections go on for a while.
+func (b *backend) Serve(ctx context.Context) error {
+	select {
+	case <-b.serving:
+	case <-ctx.Done():
+		return nil
+	}
+	given := make(chan struct{})
+	offering, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	go b.offer(offering, given)
+	select {
+	case <-given:
+		b.leave()
+		b.env.Log.Info("a successor has taken over; this process serves open connections only")
+		<-ctx.Done()
+	case <-ctx.Done():
+		select {
+		case <-given:
+			b.leave()
+		case <-time.After(successorWait):
+			stop()
+			b.pause()
+		}
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.DrainTimeout)
+	defer cancel()
+	b.env.Log.Info("draining", "atMost", b.opts.DrainTimeout)
+	if err := b.relay.Shutdown(end); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("drain connections: %w", err)
+	}
+	return nil
+}
+
+// offer waits for a successor and closes given when it has taken over.
+func (b *backend) offer(ctx context.Context, given chan<- struct{}) {
+	const pause = 200 * time.Millisecond // the predecessor may still have the name
+	for ctx.Err() == nil {
+		err := b.relay.Offer(ctx, handoverPath)
+		if err == nil {
+			close(given)
+			return
+		}
+		if !errors.Is(err, unix.EADDRINUSE) && ctx.Err() == nil {
+			b.env.Log.Warn("no successor could take over the listening sockets now", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// leave writes nothing more: all is a successor's.
+func (b *backend) leave() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.gone = true
+}
+
+// pause has the kernel drop what would begin a flow, which clients try again after a
+// second, in place of refusing it: the next process may be on its way. The first
+// Apply of that one undoes it.
+func (b *backend) pause() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.gone = true
+	for _, f := range b.families {
+		if !f.known {
+			continue
+		}
+		c := f.settings.hooked(chainUnmarkIn, "filter", nft.Input, priorityMark,
+			f.settings.rule(f.settings.toOwn(), nft.Has{Field: nft.State, Bits: nft.StateNew}, nft.Do{Code: nft.Drop}))
+		for _, now := range f.settings.chains() {
+			if now.Name == c.Name {
+				c.rules = append(c.rules, now.rules...)
+			}
+		}
+		f.ctx, f.err, f.batch = context.Background(), nil, nil
+		f.putChain(c)
+		if f.commit(); f.err != nil {
+			b.env.Log.Warn("new connections are refused until the next start", "err", f.err)
+		}
+	}
+}
