@@ -18,7 +18,8 @@ import (
 // Server answers on one port of a host, on all its addresses, both families, with
 // its name and the source address it sees: each line of a connection, and each
 // datagram, gets the line "NAME ADDR:PORT LINE" back. A connection that begins
-// like an HTTP GET gets that line as the body of a response.
+// like an HTTP GET gets that line as the body of a response, whose status is 200 or
+// the one that a path like /status/503 names.
 type Server struct {
 	host  *Host
 	name  string
@@ -169,7 +170,12 @@ func (s *Server) serve(c *socket, peer netip.AddrPort) {
 		}
 		answer := answerTo(s.name, peer, line)
 		if bytes.HasPrefix(line, []byte("GET ")) {
-			fmt.Fprintf(c, "HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s", len(answer), answer)
+			status := "200 OK"
+			if rest, ok := bytes.CutPrefix(line, []byte("GET /status/")); ok {
+				code, _, _ := bytes.Cut(rest, []byte(" "))
+				status = string(code) + " Status"
+			}
+			fmt.Fprintf(c, "HTTP/1.0 %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s", status, len(answer), answer)
 			for len(bytes.TrimSpace(line)) > 0 { // unread headers would turn the close into a reset
 				if line, err = r.ReadBytes('\n'); err != nil {
 					return

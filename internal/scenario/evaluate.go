@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -20,6 +19,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/lab"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/planner"
+	"github.com/svcproxy/svcproxy/internal/scenario/dry"
 	"github.com/svcproxy/svcproxy/internal/scenario/flow"
 	"github.com/svcproxy/svcproxy/internal/scenario/subject"
 	"github.com/svcproxy/svcproxy/internal/scenario/world"
@@ -118,42 +118,7 @@ func (e *evaluation) options() (planner.Options, error) {
 	if err != nil {
 		return planner.Options{}, err
 	}
-	flags := config.NewFlags()
-	fs := pflag.NewFlagSet("svcproxy", pflag.ContinueOnError)
-	fs.SetNormalizeFunc(config.NormalizeName)
-	flags.Register(fs)
-	if err := fs.Parse(append([]string{"--config", "the configuration"}, e.args...)); err != nil {
-		return planner.Options{}, err
-	}
-	c, _, err := flags.Load(func(string) ([]byte, error) { return data, nil })
-	if err != nil {
-		return planner.Options{}, err
-	}
-	o := planner.Options{
-		NodeName: c.HostnameOverride, NodeIP: c.BindAddress, Families: plan.Families[:],
-		MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: false, // another mode's business
-		ServiceProxyName: c.ServiceProxyName, AllowExternalIPs: c.AllowExternalIPs,
-		Local: planner.LocalDetector{
-			Kind: map[config.LocalMode]planner.DetectorKind{
-				config.ClusterCIDR: planner.ClusterCIDR, config.NodeCIDR: planner.NodeCIDR,
-				config.BridgeInterface: planner.BridgeInterface, config.InterfaceNamePrefix: planner.InterfaceNamePrefix,
-			}[c.Local.Mode],
-			CIDRs: c.Local.CIDRs, Name: c.Local.Interface,
-		},
-	}
-	for _, a := range c.NodePortAddresses {
-		switch a.Keyword {
-		case config.Primary:
-			o.NodePorts.Primary = true
-		case config.Localhost:
-			o.NodePorts.Localhost = true
-		case config.All:
-			o.NodePorts.All = true
-		default:
-			o.NodePorts.CIDRs = append(o.NodePorts.CIDRs, a.Range)
-		}
-	}
-	return o, nil
+	return dry.Options(data, e.args)
 }
 
 func (e *evaluation) sync(time.Duration) error {
@@ -199,6 +164,9 @@ func (e *evaluation) health(c healthCheck) error {
 const healthzPort = 10256
 
 func (e *evaluation) flow(f *flow.Spec) error {
+	if e.plan != nil && dry.Probe(e.plan, e.passes, e.state) {
+		e.plan = e.planner.Update().Plan
+	}
 	for _, t := range f.To {
 		if err := e.evaluate(f, t); err != nil {
 			return fmt.Errorf("%s from %s to %s: %w", f.Proto, f.From.Name, t.Addr, err)
@@ -327,6 +295,11 @@ func (e *evaluation) deliver(from *world.Host, p plan.Protocol, to netip.AddrPor
 		end = lab.Refused
 	}
 	return reached{end: end}
+}
+
+// passes says what a probe from the node finds.
+func (e *evaluation) passes(to netip.AddrPort) bool {
+	return e.deliver(e.w.Node(), plan.TCP, to).end == lab.Answered
 }
 
 // seen checks the source address that a server would see.
