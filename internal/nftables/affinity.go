@@ -37,9 +37,9 @@ func (s settings) recordChain(svc *service, c *class) object {
 	}
 	return object{chain: chain, rules: func() []*nft.Rule {
 		switch {
-		case c.slots[plan.Local] == 0:
+		case c.places[plan.Local] == 0:
 			return []*nft.Rule{remember(plan.Cluster)}
-		case c.slots[plan.Cluster] == 0:
+		case c.places[plan.Cluster] == 0:
 			return []*nft.Rule{remember(plan.Local)}
 		}
 		var out []*nft.Rule

@@ -83,6 +83,7 @@ const (
 	prefixSources  = "sources/"
 	prefixAllow    = "allow/"
 	prefixNodePort = "node-port/"
+	prefixDraw     = "among-" // and a number of places
 )
 
 // protoName is the protocol's name in nft's language.
@@ -115,10 +116,23 @@ func rangesName(ranges []netip.Prefix) string {
 	return prefixSources + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:length])
 }
 
-// className names the chain for packets with given routes: what happens to packets
-// of this node's pods, of the node, and of others, with the number of slots of the
-// pool. "pod.cluster-3/other.cluster-3-masq" chooses among three endpoints and
-// masquerades all but pods.
+// drawName names the chain that draws among places: "among-3", "local/among-3",
+// "node-port/among-3".
+func drawName(nodePort bool, p plan.Pool, places int) string {
+	s := fmt.Sprint(prefixDraw, places)
+	if p == plan.Local {
+		s = p.String() + "/" + s
+	}
+	if nodePort {
+		s = prefixNodePort + s
+	}
+	return s
+}
+
+// name names the chain for packets with given routes: what happens to packets
+// of this node's pods, of the node, and of others, with the number of places for
+// endpoints of the pool. "pod.cluster-3/other.cluster-3-masq" chooses among up to three
+// endpoints and masquerades all but pods.
 func (c *class) name() string {
 	pod, node, outside := c.label(plan.FromPod), c.label(plan.FromNode), c.label(plan.FromOutside)
 	s := ""
@@ -141,7 +155,7 @@ func (c *class) label(o plan.Origin) string {
 	if r.Verdict != plan.Forward {
 		return r.Verdict.String()
 	}
-	s := fmt.Sprintf("%s-%d", r.Pool, c.slots[r.Pool])
+	s := fmt.Sprintf("%s-%d", r.Pool, c.places[r.Pool])
 	if r.SNAT {
 		s += "-masq"
 	}

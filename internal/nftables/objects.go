@@ -169,7 +169,7 @@ func (f *family) rank(name string) int {
 	switch {
 	case f.objects[name].isSet:
 		return 3
-	case name == chainRecord:
+	case name == chainRecord, strings.Contains(name, prefixDraw):
 		return 2
 	case strings.HasPrefix(name, prefixAllow):
 		return 0

@@ -61,15 +61,27 @@ func mustRead(t testing.TB, tables nft.Tables, f plan.Family) *nft.Contents {
 	return c
 }
 
-// walked is what the table does, over all random choices.
+// walked is what the table does, over all random choices. A number that nobody has is
+// drawn again among as many, so it does not count.
 func walked(t testing.TB, tables *walk.Tables, p *plan.Plan, pkt plan.Packet) fate {
 	t.Helper()
 	in := walk.Packet{Proto: uint8(pkt.Proto), Src: pkt.Src, Dst: pkt.Dst, In: pkt.In, SrcLocal: slices.Contains(p.Node.Addrs, pkt.Src)}
 	out := fate{shares: map[string]float64{}}
-	choices := uint32(1)
+	choices, count := uint32(1), 0.0
 	for i := uint32(0); i < choices; i++ {
 		tables.Forget()
-		f := tables.Send(in, func(n uint32) uint32 { choices = n; return i })
+		draws := 0
+		f := tables.Send(in, func(n uint32) uint32 {
+			draws++
+			if draws == 1 {
+				choices = n
+				return i
+			}
+			if n != choices {
+				t.Fatalf("%+v: draws among %d after %d", pkt, n, choices)
+			}
+			return 0
+		})
 		o := plan.Pass
 		switch {
 		case f.Rejected:
@@ -78,7 +90,10 @@ func walked(t testing.TB, tables *walk.Tables, p *plan.Plan, pkt plan.Packet) fa
 			o = plan.Dropped
 		case f.Dst != pkt.Dst:
 			o = plan.Forwarded
-			out.shares[arrival(f.Dst, f.Masqueraded)]++
+			if draws <= 1 {
+				out.shares[arrival(f.Dst, f.Masqueraded)]++
+				count++
+			}
 		}
 		if i > 0 && o != out.outcome {
 			t.Errorf("%+v: mixed outcomes %s and %s", pkt, out.outcome, o)
@@ -88,7 +103,7 @@ func walked(t testing.TB, tables *walk.Tables, p *plan.Plan, pkt plan.Packet) fa
 		}
 	}
 	for k := range out.shares {
-		out.shares[k] /= float64(choices)
+		out.shares[k] /= count
 	}
 	return out
 }

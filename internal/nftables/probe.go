@@ -47,7 +47,7 @@ func needs(s settings) []nft.Need {
 func probeDNAT(s settings) []nft.Op {
 	id := plan.ID{Name: "probe", Protocol: plan.TCP, Family: s.family}
 	svc := &service{sp: &plan.ServicePort{ID: id, Affinity: time.Hour}}
-	c := &class{slots: [2]int{2, 2}}
+	c := &class{places: [2]int{1, 1}}
 	c.routes[plan.FromPod] = plan.Route{Pool: plan.Local}
 	c.routes[plan.FromNode].SNAT = true
 	var ops []nft.Op

@@ -107,7 +107,7 @@ func (o *object) name() string {
 // class is one way to treat packets: frontends that want the same share a chain.
 type class struct {
 	routes      [3]plan.Route
-	slots       [2]int
+	places      [2]int // by Pool: among how many slots is drawn; see placesFor
 	nodePort    bool
 	podsUnknown bool
 }
@@ -167,7 +167,7 @@ func (s settings) classOf(svc *service, fe *plan.Frontend) *class {
 			rt.Pool, rt.SNAT = plan.Cluster, false
 			continue
 		}
-		c.slots[rt.Pool] = len(svc.slots[rt.Pool])
+		c.places[rt.Pool] = placesFor(len(svc.slots[rt.Pool]))
 	}
 	return c
 }
@@ -182,9 +182,14 @@ func (s settings) lead(svc *service, c *class, need func(object)) nft.Verdict {
 			return nft.Verdict{Code: nft.Drop}
 		}
 	}
+	for pool, places := range c.places {
+		if places > 1 {
+			need(s.draw(c.nodePort, plan.Pool(pool), places))
+		}
+	}
 	name, remark := c.name(), ""
 	if svc.sp.Affinity > 0 {
-		for pool, used := range c.slots {
+		for pool, used := range c.places {
 			if used > 0 {
 				need(object{set: s.affinitySet(svc.sp.ID, plan.Pool(pool))})
 			}
@@ -232,12 +237,10 @@ func (s settings) carryOut(sp *plan.ServicePort, c *class, r plan.Route, match [
 	if r.SNAT {
 		match = append(match, nft.SetMark(s.mark))
 	}
-	choose := nft.DNAT{Fields: []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, Map: setEndpoints, Slots: uint32(c.slots[r.Pool])}
-	if c.nodePort {
-		choose.Fields, choose.Map = choose.Fields[1:], setPortEndpoints
-	}
-	if r.Pool == plan.Local {
-		choose.First = localSlots
+	places := c.places[r.Pool]
+	var choose nft.Statement = s.choose(c.nodePort, r.Pool, places)
+	if places > 1 {
+		choose = nft.Do{Code: nft.Goto, Chain: drawName(c.nodePort, r.Pool, places)}
 	}
 	var out []*nft.Rule
 	if sp.Affinity > 0 {
