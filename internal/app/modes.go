@@ -14,6 +14,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/iptables"
+	"github.com/svcproxy/svcproxy/internal/ipvs"
 	"github.com/svcproxy/svcproxy/internal/nftables"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
@@ -34,7 +35,15 @@ func builtModes(c *config.Config) []builtMode {
 	return []builtMode{
 		{iptables.Mode(), iptables.Supports},
 		{nftables.Mode(), nftables.Supports},
+		{ipvs.Mode(ipvsOptions(c)), ipvs.Supports},
 		{userspace.Mode(userspaceOptions(c)), userspace.Supports},
+	}
+}
+
+func ipvsOptions(c *config.Config) ipvs.Options {
+	return ipvs.Options{
+		Scheduler: c.IPVS.Scheduler, Exclude: c.IPVS.ExcludeCIDRs, StrictARP: c.IPVS.StrictARP,
+		TCPTimeout: c.IPVS.TCPTimeout, TCPFinTimeout: c.IPVS.TCPFinTimeout, UDPTimeout: c.IPVS.UDPTimeout,
 	}
 }
 

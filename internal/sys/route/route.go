@@ -21,6 +21,10 @@ const Protocol = 115
 // LocalTable is the kernel's own table of local addresses.
 const LocalTable = 255
 
+// SteerTable is the table of ipvs mode, which settles its entries by itself: [Settle]
+// leaves them alone.
+const SteerTable = 11500
+
 // Entry is a route or a rule. It is comparable.
 type Entry struct {
 	// Local, if valid, makes the entry a route: packets to the prefix are the
@@ -84,7 +88,7 @@ func Settle(ctx context.Context, r Routing, want []Entry) (changes []string, err
 	}
 	var surplus []Entry
 	for _, e := range have {
-		if !missing[e] {
+		if !missing[e] && e.Table != SteerTable {
 			surplus = append(surplus, e)
 		}
 		delete(missing, e)

@@ -1,0 +1,129 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/host"
+	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/route"
+)
+
+// cleanup removes our virtual servers, the device, the routes and the tables, whatever
+// families are configured. Virtual servers are ours if the table says so, or if their
+// address is on the device, as kube-proxy's are.
+func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error {
+	errs := []error{removeServers(ctx, env, o, k)}
+	if _, err := k.device.Addrs(); !errors.Is(err, host.ErrNoDevice) {
+		if err = k.device.Delete(); err == nil {
+			env.Log.Info("removed a device", "device", host.VIPDevice)
+		}
+		errs = append(errs, err)
+	}
+	entries, err := k.routing.List(ctx)
+	errs = append(errs, err)
+	for _, e := range entries {
+		if e.Table == route.SteerTable {
+			errs = append(errs, k.routing.Delete(ctx, e))
+		}
+	}
+	for _, f := range plan.Families {
+		table := tableOf(f)
+		exists, err := k.tables.Exists(ctx, table)
+		if lacks(err) {
+			continue
+		}
+		if err == nil && exists {
+			err = k.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: table}})
+			if errors.Is(err, nft.ErrNotExist) {
+				err = nil // somebody was faster
+			} else if err == nil {
+				env.Log.Info("removed an nftables table", "table", table)
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("clean up table %s: %w", table, err))
+		}
+	}
+	return errors.Join(append(errs, k.close())...)
+}
+
+// removeServers deletes our virtual servers.
+func removeServers(ctx context.Context, env dataplane.Env, o Options, k kernel) error {
+	if !k.hasServers() {
+		return nil
+	}
+	all, err := k.servers.Dump(ctx)
+	if errors.Is(err, ipvs.ErrMissing) || err == nil && len(all) == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	addrs, err := k.device.Addrs()
+	if err != nil && !errors.Is(err, host.ErrNoDevice) {
+		return err
+	}
+	onDevice := map[netip.Addr]bool{}
+	for _, a := range addrs {
+		onDevice[a] = true
+	}
+	recorded := map[ipvs.Key]bool{}
+	for _, fam := range plan.Families {
+		table, err := k.tables.Read(ctx, tableOf(fam))
+		if errors.Is(err, nft.ErrNoTable) || lacks(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for key := range recordedIn(fam, table) {
+			recorded[key] = true
+		}
+	}
+	removed := 0
+	var errs []error
+	for _, e := range all {
+		if !recorded[e.Key] && (!onDevice[e.Addr.Addr()] || o.excluded(e.Key)) {
+			continue
+		}
+		if err := k.servers.DeleteServer(e.Key); err != nil && !errors.Is(err, ipvs.ErrNoServer) {
+			errs = append(errs, err)
+			continue
+		}
+		removed++
+	}
+	if removed > 0 {
+		env.Log.Info("removed virtual servers", "count", removed)
+	}
+	return errors.Join(errs...)
+}
+
+// inForce reports whether packets may pass objects of the mode, ours or kube-proxy's.
+func inForce(ctx context.Context, k kernel) (bool, error) {
+	for _, f := range plan.Families {
+		exists, err := k.tables.Exists(ctx, tableOf(f))
+		if exists || err != nil && !lacks(err) {
+			return exists, errors.Join(err, k.close())
+		}
+	}
+	addrs, err := k.device.Addrs()
+	if errors.Is(err, host.ErrNoDevice) {
+		err = nil
+	}
+	return len(addrs) > 0, errors.Join(err, k.close())
+}
+
+// lacks reports whether an error says that the kernel has no nf_tables, or not for
+// the family.
+func lacks(err error) bool {
+	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
+		errors.Is(err, unix.EINVAL)
+}

@@ -1,0 +1,220 @@
+package ipvs
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
+)
+
+// A TCP endpoint that goes keeps its flows: its real server gets weight 0, and is
+// deleted when no connection is left or at its deadline. A virtual server stays for as
+// long as one of its real servers does. The state is the kernel's: after a restart, a
+// real server that nobody wants drains with a new deadline.
+
+// Pauses between two looks at the connections of a virtual server.
+const (
+	firstLook = time.Second
+	lastLook  = 15 * time.Second
+)
+
+// drain is a real server whose flows are waited for.
+type drain struct {
+	until time.Time // the deadline
+	look  time.Time // when its connections are counted next
+	pause time.Duration
+}
+
+// due is when something is to be done.
+func (d *drain) due() time.Time {
+	if d.until.Before(d.look) {
+		return d.until
+	}
+	return d.look
+}
+
+// Due returns when the family has to be applied again though nothing changed; zero:
+// never.
+func (f *family) due() time.Time {
+	var first time.Time
+	for _, d := range f.draining {
+		if at := d.due(); first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	return first
+}
+
+// drains reports whether flows to a real server may go on when it is removed.
+func (f *family) drains(k ipvs.Key) bool {
+	if k.Mark == 0 {
+		return k.Protocol == ipvs.TCP
+	}
+	owner, known := f.owners[k]
+	return !known || owner.Protocol == plan.TCP
+}
+
+// lower takes new flows away from the real servers that nobody wants, and deletes
+// those that have no flows to wait for.
+func (f *family) lower() {
+	counted := map[ipvs.Key]map[netip.AddrPort]ipvs.Live{}
+	now := f.k.now()
+	var due []realKey
+	for k := range f.reals.Deletes() {
+		due = append(due, k)
+	}
+	for _, k := range due {
+		if _, stays := f.servers.Wanted(k.server); !stays && !f.drains(k.server) {
+			continue // they go with their virtual server
+		}
+		if !f.drains(k.server) {
+			f.deleteReal(k)
+			continue
+		}
+		d := f.draining[k]
+		if d == nil {
+			f.beginDrain(k, now)
+			continue
+		}
+		if d.due().After(now) {
+			continue
+		}
+		if d.until.After(now) && !f.isIdle(k, counted) {
+			d.pause = min(2*d.pause, lastLook)
+			d.look = now.Add(d.pause)
+			continue
+		}
+		f.deleteReal(k)
+	}
+	// Those that came back are raised where they are.
+	for k := range f.draining {
+		if _, wanted := f.reals.Wanted(k); wanted {
+			delete(f.draining, k)
+		}
+	}
+}
+
+// beginDrain gives a real server weight 0.
+func (f *family) beginDrain(k realKey, now time.Time) {
+	have, _ := f.reals.Exists(k)
+	if have.weight > 0 {
+		err := f.k.servers.UpdateReal(k.server, ipvs.RealServer{Addr: k.addr, Forwarding: have.forwarding})
+		if errors.Is(err, ipvs.ErrNoReal) || errors.Is(err, ipvs.ErrNoServer) {
+			f.reals.Gone(k)
+			return
+		}
+		if err != nil {
+			f.fail(f.owners[k.server], err)
+			return
+		}
+		f.reals.Have(k, real{forwarding: have.forwarding})
+	}
+	limit, ok := f.limits[k]
+	if !ok {
+		limit = f.opts.drainTimeout()
+	}
+	delete(f.limits, k)
+	f.draining[k] = &drain{until: now.Add(limit), look: now.Add(firstLook), pause: firstLook}
+}
+
+// isIdle reports whether a real server has no connections. Clients that are remembered
+// do not count: whoever of them comes gets another real server.
+func (f *family) isIdle(k realKey, counted map[ipvs.Key]map[netip.AddrPort]ipvs.Live) bool {
+	live, ok := counted[k.server]
+	if !ok {
+		list, err := f.k.servers.RealServers(k.server)
+		if err != nil && !errors.Is(err, ipvs.ErrNoServer) {
+			f.fail(f.owners[k.server], err)
+			return false
+		}
+		live = map[netip.AddrPort]ipvs.Live{}
+		for _, l := range list {
+			live[l.Addr] = l
+		}
+		counted[k.server] = live
+	}
+	l := live[k.addr]
+	return l.Active == 0 && l.Inactive == 0
+}
+
+// deleteReal deletes a real server.
+func (f *family) deleteReal(k realKey) {
+	err := f.k.servers.DeleteReal(k.server, k.addr)
+	if err != nil && !errors.Is(err, ipvs.ErrNoReal) && !errors.Is(err, ipvs.ErrNoServer) {
+		f.fail(f.owners[k.server], err)
+		return
+	}
+	f.reals.Gone(k)
+	delete(f.draining, k)
+	delete(f.limits, k)
+}
+
+// retired is a virtual server that nobody wants while old flows go on: what it needs
+// to catch their packets still.
+type retired struct {
+	items []item
+	bound netip.Addr // invalid: none
+}
+
+// retire keeps what virtual servers that go need while they have real servers, and
+// lets go of it for those that are wanted again or done.
+func (f *family) retire() {
+	left := map[ipvs.Key]bool{}
+	for k := range f.reals.Deletes() {
+		left[k.server] = true
+	}
+	for k := range f.retiring {
+		_, wanted := f.servers.Wanted(k)
+		if _, exists := f.servers.Exists(k); wanted || !exists || !left[k] {
+			f.letGo(k)
+		}
+	}
+	for k := range f.servers.Deletes() {
+		if _, already := f.retiring[k]; already || !left[k] || !f.drains(k) {
+			continue
+		}
+		r := f.needsOf(k)
+		for _, i := range r.items {
+			f.elements.add(i.element, i.content)
+		}
+		if r.bound.IsValid() {
+			f.bound.add(r.bound, struct{}{})
+		}
+		f.retiring[k] = r
+	}
+}
+
+func (f *family) letGo(k ipvs.Key) {
+	r := f.retiring[k]
+	delete(f.retiring, k)
+	for _, i := range r.items {
+		f.elements.drop(i.element)
+	}
+	if r.bound.IsValid() {
+		f.bound.drop(r.bound)
+	}
+}
+
+// needsOf reads off the kernel what a virtual server needs for its packets to come.
+func (f *family) needsOf(k ipvs.Key) retired {
+	if k.Mark != 0 {
+		return retired{items: []item{{element: element{kind: inServerMarks, mark: k.Mark}}}}
+	}
+	p := plan.Protocol(k.Protocol)
+	r := retired{items: []item{{element: frontElement(inServers, p, k.Addr)}}}
+	external := frontElement(inExternal, p, k.Addr)
+	if _, steered := f.elements.Exists(external); steered {
+		// Another's frontend there decides for itself.
+		services := frontElement(inServices, p, k.Addr)
+		if _, taken := f.elements.Wanted(services); !taken {
+			r.items = append(r.items, item{services, content{chain: chainRetired}}, item{element: external})
+		}
+	}
+	if _, bound := f.bound.Exists(k.Addr.Addr()); bound {
+		r.bound = k.Addr.Addr()
+		r.items = append(r.items, item{element: addrElement(inClusterIPs, r.bound)})
+	}
+	return r
+}

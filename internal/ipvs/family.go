@@ -1,0 +1,356 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/host"
+	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/route"
+)
+
+// kernel is what the mode writes to, and the clock.
+type kernel struct {
+	tables  nft.Tables
+	servers ipvs.IPVS
+	device  host.Device
+	routing route.Routing
+	sysctls host.Sysctls
+	modules host.Modules // nil: whether ip_vs is there is found out by trying
+	now     func() time.Time
+}
+
+// hasServers reports whether ip_vs is there, without loading it.
+func (k kernel) hasServers() bool { return k.modules == nil || k.modules.Module("ip_vs") == nil }
+
+// close releases the sockets; they are opened again when needed.
+func (k kernel) close() error {
+	errs := []error{k.tables.Close()}
+	if c, ok := k.servers.(io.Closer); ok {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// family keeps one family's part of the kernel as it should be.
+type family struct {
+	env  dataplane.Env
+	opts Options
+	fam  plan.Family
+	k    kernel
+	// remarks are shared by both families.
+	remarks *remarks
+
+	// What is believed about the kernel.
+	known    bool // the rest of this holds
+	caughtUp bool // services follows a whole plan
+	inForce  bool // packets pass here already: ours, or kube-proxy's
+	settings settings
+	services map[plan.ID]*service
+	marks    marks
+	elements wants[element, content]
+	objects  map[string]*entry
+	touched  map[string]struct{}      // objects whose users or content changed
+	ranges   map[string][]nft.Element // of interval sets
+	hasTable bool
+	replace  bool // the table is there in a form that cannot be repaired
+	servers  wants[ipvs.Key, ipvs.VirtualServer]
+	owners   map[ipvs.Key]plan.ID // of wanted virtual servers, and of those that retire
+	reals    wants[realKey, real]
+	bound    wants[netip.Addr, struct{}]
+	steering bool             // the rule and the route are there
+	node     map[element]bool // elements that follow from the node
+	// foreign are virtual servers that others made. adopting: nobody can tell, for
+	// what is recorded is gone; those that the plan wants are ours.
+	foreign  map[ipvs.Key]ipvs.Entry
+	adopting bool
+
+	draining map[realKey]*drain
+	retiring map[ipvs.Key]retired
+	limits   map[realKey]time.Duration // of flows to real servers that go, unless it is the default
+	// mine are the virtual servers that were ours when the kernel was known last.
+	mine map[ipvs.Key]bool
+
+	// For the time of one apply.
+	ctx    context.Context
+	batch  []nft.Op // of one transaction
+	bulk   []nft.Op // new elements, which may come in transactions after it
+	failed []error
+}
+
+func newFamily(env dataplane.Env, opts Options, f plan.Family, k kernel, r *remarks) *family {
+	return &family{env: env, opts: opts, fam: f, k: k, remarks: r}
+}
+
+// forget makes the next apply read the kernel's state back.
+func (f *family) forget() {
+	if f.known {
+		f.mine = map[ipvs.Key]bool{}
+		for k := range f.servers.All() {
+			f.mine[k] = true
+		}
+	}
+	f.known, f.caughtUp = false, false
+}
+
+// start forgets everything that is believed and wanted.
+func (f *family) start() {
+	f.services = map[plan.ID]*service{}
+	f.marks = newMarks()
+	f.elements = newWants[element, content]()
+	f.objects, f.touched = map[string]*entry{}, map[string]struct{}{}
+	f.ranges = map[string][]nft.Element{}
+	f.hasTable, f.replace = false, false
+	f.servers = newWants[ipvs.Key, ipvs.VirtualServer]()
+	f.owners = map[ipvs.Key]plan.ID{}
+	f.reals = newWants[realKey, real]()
+	f.bound = newWants[netip.Addr, struct{}]()
+	f.steering, f.node = false, nil
+	f.foreign, f.adopting = map[ipvs.Key]ipvs.Entry{}, false
+	f.draining, f.retiring = map[realKey]*drain{}, map[ipvs.Key]retired{}
+	f.limits = map[realKey]time.Duration{}
+	f.inForce = false
+}
+
+// carryOut makes the kernel do what u says for the family. listed are all virtual
+// servers, if the family is not known.
+func (f *family) carryOut(ctx context.Context, u plan.Update, listed []ipvs.Entry) error {
+	f.ctx, f.batch, f.bulk, f.failed = ctx, nil, nil, nil
+	if !f.known {
+		if err := f.readBack(listed); err != nil {
+			return err
+		}
+	}
+	if u.Partial && f.inForce {
+		return nil
+	}
+	s, err := newSettings(f.fam, f.env.MasqueradeBit, f.env.BeLiberal, u.Plan.Node)
+	if err != nil {
+		return err
+	}
+	s.choice = f.remarks.choice(f.opts.Scheduler)
+	f.follow(u, s)
+	f.followNode(u)
+	if err := f.write(u.Plan.Node); err != nil {
+		return err
+	}
+	f.caughtUp, f.inForce = true, true
+	return errors.Join(f.failed...)
+}
+
+// pending is a Service port on its way to another state.
+type pending struct {
+	id       plan.ID
+	sp       *plan.ServicePort // nil: it goes
+	old, new *rendered
+}
+
+// follow brings what is wanted to what the plan says.
+func (f *family) follow(u plan.Update, s settings) {
+	changes := f.changes(u, s)
+	old := f.settings
+	f.settings = s
+	for i := range changes {
+		p := &changes[i]
+		p.old = old.render(f.services[p.id])
+		f.unwant(p.old)
+		var to *service
+		if p.sp != nil {
+			to = &service{sp: p.sp, number: f.marks.take(p.id)}
+			f.services[p.id] = to
+		} else {
+			delete(f.services, p.id)
+			f.marks.release(p.id)
+		}
+		p.new = s.render(to)
+	}
+	for i := range changes {
+		if p := &changes[i]; p.sp != nil {
+			f.want(p.new)
+			f.remarkOn(p.sp)
+		} else {
+			f.remarks.unsay(p.id)
+		}
+	}
+	for i := range changes {
+		f.limit(&changes[i])
+	}
+}
+
+// changes lists the Service ports to look at; what the kernel cannot have stays as
+// it is.
+func (f *family) changes(u plan.Update, s settings) []pending {
+	var out []pending
+	seen := map[plan.ID]bool{}
+	consider := func(id plan.ID, sp *plan.ServicePort) {
+		if sp != nil {
+			err := check(f.fam, sp)
+			if err == nil {
+				err = f.contested(sp, s)
+			}
+			if err != nil {
+				f.fail(id, err)
+				return
+			}
+		}
+		out = append(out, pending{id: id, sp: sp})
+	}
+	for _, c := range u.Changed {
+		if c.ID.Family == f.fam {
+			seen[c.ID] = true
+			consider(c.ID, c.New)
+		}
+	}
+	if f.caughtUp && f.settings.key() == s.key() {
+		return out
+	}
+	var rest []plan.ID
+	for id := range u.Plan.Services {
+		if id.Family == f.fam && !seen[id] {
+			rest = append(rest, id)
+		}
+	}
+	slices.SortFunc(rest, plan.ID.Compare)
+	for _, id := range rest {
+		consider(id, u.Plan.Services[id])
+	}
+	return out
+}
+
+// fail notes a failure that one Service port causes.
+func (f *family) fail(id plan.ID, err error) {
+	if id != (plan.ID{}) {
+		err = &dataplane.ObjectError{ID: id, Err: err}
+	}
+	f.failed = append(f.failed, err)
+}
+
+// contested returns an error if somebody else has a virtual server where a Service
+// port needs one.
+func (f *family) contested(sp *plan.ServicePort, s settings) error {
+	if len(f.foreign) == 0 {
+		return nil
+	}
+	for _, v := range s.render(&service{sp: sp}).servers {
+		e, taken := f.foreign[v.Key]
+		if !taken {
+			continue
+		}
+		if !f.adopting || f.opts.excluded(v.Key) {
+			return fmt.Errorf("virtual server %s is there and was not made by svcproxy: delete it (ipvsadm -D) or give the Service another address or port", v.Key)
+		}
+		f.adopt(e)
+	}
+	return nil
+}
+
+// want adds what a Service port needs.
+func (f *family) want(r *rendered) {
+	for _, o := range r.objects {
+		f.retain(o)
+	}
+	for _, i := range r.items {
+		f.elements.add(i.element, i.content)
+	}
+	for _, a := range r.bound {
+		f.bound.add(a, struct{}{})
+	}
+	for _, v := range r.servers {
+		f.servers.add(v.Key, v.VirtualServer)
+		f.owners[v.Key] = r.sp.ID
+		for _, e := range r.sp.Pools[v.pool] {
+			f.reals.add(realKey{v.Key, e.Addr}, real{weight: uint32(e.Weight)})
+		}
+	}
+}
+
+// unwant takes it back.
+func (f *family) unwant(r *rendered) {
+	for _, v := range r.servers {
+		f.servers.drop(v.Key)
+		for _, e := range r.sp.Pools[v.pool] {
+			f.reals.drop(realKey{v.Key, e.Addr})
+		}
+	}
+	for _, a := range r.bound {
+		f.bound.drop(a)
+	}
+	for _, i := range r.items {
+		f.elements.drop(i.element)
+	}
+	for _, o := range r.objects {
+		f.release(o.name())
+	}
+}
+
+// limit notes for how long flows to the endpoints that a Service port loses may go on.
+func (f *family) limit(p *pending) {
+	if p.old.service == nil {
+		return
+	}
+	was := p.old.sp.Chosen()
+	vanished := time.Duration(0)
+	var terminating []netip.AddrPort
+	if p.new.service != nil {
+		is := p.new.sp.Chosen()
+		vanished, terminating = is.VanishedTimeout, p.new.sp.Draining
+		was.DrainTimeout = is.DrainTimeout
+	}
+	for _, v := range p.old.servers {
+		for _, e := range p.old.sp.Pools[v.pool] {
+			k := realKey{v.Key, e.Addr}
+			_, wanted := f.reals.Wanted(k)
+			_, exists := f.reals.Exists(k)
+			if wanted || !exists || f.draining[k] != nil {
+				continue
+			}
+			d := was.DrainTimeout
+			if d == 0 {
+				d = f.opts.drainTimeout()
+			}
+			if vanished > 0 && !slices.Contains(terminating, e.Addr) {
+				d = min(d, vanished)
+			}
+			f.limits[k] = d
+		}
+	}
+}
+
+// followNode brings what depends on the node alone to what the plan says.
+func (f *family) followNode(u plan.Update) {
+	if f.caughtUp && !u.Node && len(u.Health) == 0 {
+		return
+	}
+	now := f.nodeElements(u)
+	for e := range f.node {
+		if !now[e] {
+			f.elements.Unwant(e)
+		}
+	}
+	for e := range now {
+		f.elements.Want(e, content{})
+	}
+	f.node = now
+}
+
+// nodeElements are the elements that follow from the node.
+func (f *family) nodeElements(u plan.Update) map[element]bool {
+	out := map[element]bool{}
+	for _, a := range f.settings.addrs {
+		out[addrElement(inNodeAddrs, a)] = true
+	}
+	for id, h := range u.Plan.Health {
+		if id.Family == f.fam {
+			out[element{kind: inHealthPorts, port: h.Port}] = true
+		}
+	}
+	return out
+}

@@ -1,0 +1,69 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// probeTable is never there: see nft.Probe.
+const probeTable = "svcproxy-ipvs-probe"
+
+// needs lists what is tried of nf_tables, so that the first that fails is the one that
+// is missing.
+func needs(s settings) []nft.Need {
+	whole := func() []nft.Op {
+		var ops []nft.Op
+		for _, set := range s.sets() {
+			ops = append(ops, nft.Op{Kind: nft.AddSet, Set: set})
+		}
+		objects := append(s.inner(), s.base()...)
+		for i := range objects {
+			ops = append(ops, nft.Op{Kind: nft.AddChain, Chain: objects[i].chain})
+		}
+		for i := range objects {
+			for _, r := range objects[i].rules {
+				ops = append(ops, nft.Op{Kind: nft.AddRule, Name: objects[i].chain.Name, Rule: r})
+			}
+		}
+		return ops
+	}
+	one := func(typ string, num nft.HookNum, priority int32, statements ...nft.Statement) []nft.Op {
+		o := s.hooked("probe", typ, num, priority, s.rule(statements...))
+		return []nft.Op{{Kind: nft.AddChain, Chain: o.chain}, {Kind: nft.AddRule, Name: "probe", Rule: o.rules[0]}}
+	}
+	return []nft.Need{
+		{What: "tables", Option: "CONFIG_NF_TABLES, CONFIG_NF_TABLES_IPV4 and CONFIG_NF_TABLES_IPV6", Since: "3.13"},
+		{What: "sets whose keys have several fields", Option: "CONFIG_NF_TABLES", Since: "4.1",
+			Steps: []nft.Op{{Kind: nft.AddSet, Set: inServers.set(s.family)}}},
+		{What: "masquerade fully-random", Option: "CONFIG_NFT_MASQ", Since: "3.18",
+			Steps: one("nat", nft.Postrouting, prioritySNAT, nft.Masquerade{})},
+		{What: "dnat", Option: "CONFIG_NFT_NAT", Since: "3.13", Steps: one("nat", nft.Prerouting, priorityKeep, nft.KeepDst{})},
+		{What: "ct state and reject", Option: "CONFIG_NFT_CT and CONFIG_NFT_REJECT", Since: "3.14",
+			Steps: one("filter", nft.Input, priorityInput, isNew, nft.Reject{})},
+		{What: "fib saddr type", Option: "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6", Since: "4.10",
+			Steps: one("filter", nft.Output, priorityOutput, nft.SrcIsLocal{})},
+		{What: "the whole table", Option: "CONFIG_NF_TABLES", Since: "4.10", Steps: whole()},
+	}
+}
+
+// Supports returns nil if this host can carry out the mode for a family; else what is
+// missing, and the remedy. Kernel modules are loaded if need be.
+func Supports(ctx context.Context, f plan.Family) error {
+	k := newKernel()
+	return errors.Join(supports(ctx, f, k), k.close())
+}
+
+func supports(ctx context.Context, f plan.Family, k kernel) error {
+	if err := checkSupport(ctx, k, ipvsFamily(f), defaultScheduler); err != nil {
+		return err
+	}
+	s := settings{family: f, bit: 14, pods: plan.LocalPrefix}
+	if err := nft.Probe(ctx, k.tables, nft.Table{Family: nftFamily(f), Name: probeTable}, needs(s)); err != nil {
+		return fmt.Errorf("nftables for %s: %w", f, err)
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package ipvs
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/host"
+	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// readBack finds out what the kernel has. listed are all virtual servers.
+func (f *family) readBack(listed []ipvs.Entry) error {
+	f.start()
+	table, err := f.k.tables.Read(f.ctx, tableOf(f.fam))
+	switch {
+	case errors.Is(err, nft.ErrNoTable):
+		table = nil
+	case err != nil:
+		return err
+	default:
+		f.hasTable = true
+		if f.fits(table) {
+			f.load(table)
+		} else {
+			f.replace = true
+		}
+	}
+	addrs, err := f.k.device.Addrs()
+	hasDevice := !errors.Is(err, host.ErrNoDevice)
+	if err != nil && hasDevice {
+		return err
+	}
+	for _, a := range addrs {
+		if plan.FamilyOf(a) == f.fam && !a.IsLinkLocalUnicast() {
+			f.bound.Have(a, struct{}{})
+		}
+	}
+	recorded := recordedIn(f.fam, table)
+	f.adopting = hasDevice && table == nil
+	for _, e := range listed {
+		if e.Family != ipvsFamily(f.fam) {
+			continue
+		}
+		_, onDevice := f.bound.Exists(e.Addr.Addr())
+		switch {
+		case recorded[e.Key], f.mine[e.Key], e.Mark == 0 && onDevice && !f.opts.excluded(e.Key):
+			f.adopt(e)
+		default:
+			f.foreign[e.Key] = e
+		}
+	}
+	entries, err := f.k.routing.List(f.ctx)
+	if err != nil {
+		return err
+	}
+	f.steering = true
+	for _, e := range f.routes() {
+		f.steering = f.steering && slices.Contains(entries, e)
+	}
+	f.inForce = f.hasTable || hasDevice && len(addrs) > 0
+	f.known = true
+	return nil
+}
+
+// recordedIn are the virtual servers that a table says are ours.
+func recordedIn(f plan.Family, table *nft.Contents) map[ipvs.Key]bool {
+	out := map[ipvs.Key]bool{}
+	if table == nil {
+		return out
+	}
+	for _, k := range [...]setKind{inServers, inServerMarks} {
+		for _, in := range table.Elements[k.name()] {
+			e, _, ok := decode(f, k, in)
+			switch {
+			case !ok:
+			case k == inServerMarks:
+				out[ipvs.ByMark(ipvsFamily(f), e.mark)] = true
+			default:
+				out[ipvs.ByAddr(ipvs.Protocol(e.proto), netip.AddrPortFrom(e.address(f), e.port))] = true
+			}
+		}
+	}
+	return out
+}
+
+// excluded reports whether a virtual server is in a range that is not to be touched.
+func (o Options) excluded(k ipvs.Key) bool {
+	return k.Mark == 0 && slices.ContainsFunc(o.Exclude, func(p netip.Prefix) bool { return p.Contains(k.Addr.Addr()) })
+}
+
+// adopt takes a virtual server as ours.
+func (f *family) adopt(e ipvs.Entry) {
+	delete(f.foreign, e.Key)
+	f.servers.Have(e.Key, e.VirtualServer)
+	for _, r := range e.Real {
+		f.reals.Have(realKey{e.Key, r.Addr}, real{r.Weight, r.Forwarding})
+	}
+}
+
+// fits reports whether a table can be repaired in place: what cannot be changed of
+// it is as it should be.
+func (f *family) fits(c *nft.Contents) bool {
+	if c.Comment != layout {
+		return false
+	}
+	s := settings{family: f.fam, bit: f.env.MasqueradeBit}
+	for _, want := range s.sets() {
+		if have := c.Sets[want.Name]; have != nil && declaration(have) != declaration(want) {
+			return false
+		}
+	}
+	for _, want := range append(s.inner(), s.base()...) {
+		have := c.Chains[want.name()]
+		if have == nil {
+			continue
+		}
+		if (have.Hook == nil) != (want.chain.Hook == nil) || have.Hook != nil && *have.Hook != *want.chain.Hook {
+			return false
+		}
+	}
+	return true
+}
+
+// load takes over what a table holds.
+func (f *family) load(c *nft.Contents) {
+	for name, ch := range c.Chains {
+		f.objects[name] = &entry{object: object{chain: &ch.Chain}, exists: true, sum: chainSum(&ch.Chain, ch.Rules)}
+		f.touched[name] = struct{}{}
+	}
+	kinds := map[string]setKind{}
+	for k := range setKinds {
+		kinds[k.name()] = k
+	}
+	for name, set := range c.Sets {
+		f.objects[name] = &entry{object: object{set: set}, isSet: true, exists: true}
+		f.touched[name] = struct{}{}
+		k, grows := kinds[name]
+		switch {
+		case grows:
+			for _, in := range c.Elements[name] {
+				if e, content, ok := decode(f.fam, k, in); ok {
+					f.elements.Have(e, content)
+				}
+			}
+		case name == setPodRanges || name == setServiceRanges:
+			f.ranges[name] = ordered(c.Elements[name])
+		default:
+			f.objects[name].sum = setSum(set, c.Elements[name])
+		}
+	}
+}
+
+// ordered puts the elements of an interval set into the order of [nft.Intervals].
+func ordered(elements []nft.Element) []nft.Element {
+	out := slices.Clone(elements)
+	slices.SortFunc(out, func(a, b nft.Element) int {
+		switch {
+		case a.Key < b.Key, a.Key == b.Key && a.End && !b.End:
+			return -1
+		case a.Key != b.Key || a.End != b.End:
+			return 1
+		}
+		return 0
+	})
+	return out
+}

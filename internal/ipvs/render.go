@@ -1,0 +1,264 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
+)
+
+// service is a Service port with the number of its marks.
+type service struct {
+	sp     *plan.ServicePort
+	number uint32
+}
+
+// server is a virtual server with the endpoints that it sends clients to.
+type server struct {
+	ipvs.VirtualServer
+	pool plan.Pool
+}
+
+// realKey names a real server.
+type realKey struct {
+	server ipvs.Key
+	addr   netip.AddrPort
+}
+
+// real is what there is to say of one.
+type real struct {
+	weight     uint32
+	forwarding ipvs.Forwarding
+}
+
+// item is an element with its content.
+type item struct {
+	element
+	content
+}
+
+// rendered is what one Service port needs.
+type rendered struct {
+	*service
+	servers []server
+	items   []item
+	objects []object // chains and sets, those that others lead to first
+	bound   []netip.Addr
+}
+
+// render says what a Service port needs. It is pure. A nil svc needs nothing.
+func (s settings) render(svc *service) *rendered {
+	r := &rendered{service: svc}
+	if svc == nil {
+		return r
+	}
+	seen := map[string]bool{}
+	need := func(o object) {
+		if !seen[o.name()] {
+			seen[o.name()] = true
+			r.objects = append(r.objects, o)
+		}
+	}
+	marked := map[bool]bool{} // by whether they are masqueraded
+	var used [2]bool
+	for i := range svc.sp.Frontends {
+		fe := &svc.sp.Frontends[i]
+		c, base := s.classOf(fe)
+		used[base] = true
+		for _, rt := range c.routes {
+			if rt.marked {
+				used[plan.Cluster] = true
+				marked[rt.masq] = true
+			}
+		}
+		s.front(r, fe, c, base, need)
+	}
+	for _, masq := range [...]bool{false, true} {
+		if marked[masq] {
+			m := markOf(svc.number, s.bit)
+			if masq {
+				m |= s.mark()
+			}
+			r.add(ipvs.ByMark(ipvsFamily(s.family), m), plan.Cluster, s)
+			r.items = append(r.items, item{element: element{kind: inServerMarks, mark: m}})
+		}
+	}
+	s.endpoints(r, used)
+	return r
+}
+
+// classOf says how packets to a frontend are treated, and which pool the virtual
+// server at its address has. That is the pool for packets from outside wherever
+// origins differ, so that nothing from outside leaves the node by mistake.
+func (s settings) classOf(fe *plan.Frontend) (*class, plan.Pool) {
+	routes := fe.Route
+	c := &class{podsUnknown: s.pods == plan.LocalUnknown}
+	if c.podsUnknown {
+		routes[plan.FromPod] = routes[plan.FromOutside]
+	}
+	var uses [2]bool
+	drops := false
+	for _, rt := range routes {
+		uses[rt.Pool] = uses[rt.Pool] || rt.Verdict == plan.Forward
+		drops = drops || rt.Verdict == plan.Drop
+	}
+	base := plan.Cluster
+	if uses[plan.Local] || uses[plan.Cluster] && drops {
+		base = plan.Local
+	}
+	splits := false
+	for o, rt := range routes {
+		c.routes[o] = treatment{verdict: rt.Verdict}
+		if rt.Verdict == plan.Forward {
+			c.routes[o].masq = rt.SNAT
+			c.routes[o].marked = rt.Pool != base
+			splits = splits || rt.Pool != base
+		}
+	}
+	// The node reaches an address of its own with that address as source, which no
+	// endpoint could answer to. Behind a mark that is left to the last hook.
+	if n := &c.routes[plan.FromNode]; n.verdict == plan.Forward {
+		n.masq = !n.marked
+	}
+	switch {
+	case fe.Kind == plan.ExternalIP || fe.Kind == plan.LoadBalancerIP:
+		c.place = steered
+	case fe.Kind == plan.NodePort && splits:
+		c.place = onNode
+	}
+	return c, base
+}
+
+// front adds what a frontend needs.
+func (s settings) front(r *rendered, fe *plan.Frontend, c *class, base plan.Pool, need func(object)) {
+	id := r.sp.ID
+	need(s.classChain(c))
+	lead := c.name()
+	if fe.Allow != nil {
+		chain, set := s.allowChain(fe.Allow, lead)
+		if set != nil {
+			need(*set)
+		}
+		need(chain)
+		lead = chain.name()
+	}
+	verdict := content{chain: lead, remark: remark(id)}
+	marks := false
+	for _, rt := range c.routes {
+		marks = marks || rt.marked
+	}
+	number := content{mark: markOf(r.number, s.bit)}
+	add := func(e element, c content) { r.items = append(r.items, item{e, c}) }
+	if fe.Kind == plan.NodePort {
+		add(portElement(inNodePorts, id.Protocol, fe.Port), verdict)
+		if marks {
+			add(portElement(inPortMarks, id.Protocol, fe.Port), number)
+		}
+		for _, a := range s.addrs {
+			s.at(r, netip.AddrPortFrom(a, fe.Port), base)
+		}
+		return
+	}
+	at := netip.AddrPortFrom(fe.Addr, fe.Port)
+	add(frontElement(inServices, id.Protocol, at), verdict)
+	if marks {
+		add(frontElement(inMarks, id.Protocol, at), number)
+	}
+	switch fe.Kind {
+	case plan.ClusterIP:
+		add(addrElement(inClusterIPs, fe.Addr), content{})
+		r.bound = append(r.bound, fe.Addr)
+	default:
+		add(frontElement(inExternal, id.Protocol, at), content{})
+	}
+	s.at(r, at, base)
+}
+
+// at adds the virtual server at an address.
+func (s settings) at(r *rendered, a netip.AddrPort, pool plan.Pool) {
+	p := r.sp.ID.Protocol
+	r.items = append(r.items, item{element: frontElement(inServers, p, a)})
+	r.add(ipvs.ByAddr(ipvs.Protocol(p), a), pool, s)
+}
+
+// add adds a virtual server.
+func (r *rendered) add(k ipvs.Key, pool plan.Pool, s settings) {
+	v := ipvs.VirtualServer{Key: k, ClientBits: 32}
+	if s.family == plan.IPv6 {
+		v.ClientBits = 128
+	}
+	v.Scheduler, v.Flags = s.choice.of(r.sp)
+	if r.sp.Affinity > 0 {
+		v.Flags |= ipvs.Persistent
+		v.Timeout = wholeSeconds(r.sp.Affinity)
+	}
+	r.servers = append(r.servers, server{v, pool})
+}
+
+func wholeSeconds(d time.Duration) time.Duration {
+	return (d + time.Second - 1).Truncate(time.Second)
+}
+
+// endpoints adds the elements that endpoints of the used pools need.
+func (s settings) endpoints(r *rendered, used [2]bool) {
+	sp := r.sp
+	meetsItself := sp.MayMeetItself(plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: s.ranges})
+	seen := map[element]bool{}
+	add := func(e element) {
+		if !seen[e] {
+			seen[e] = true
+			r.items = append(r.items, item{element: e})
+		}
+	}
+	guarded := !s.liberal && sp.ID.Protocol == plan.TCP
+	if guarded {
+		for _, a := range sp.Draining {
+			add(addrElement(inEndpoints, a.Addr()))
+		}
+	}
+	for pool, eps := range sp.Pools {
+		if !used[pool] {
+			continue
+		}
+		for i := range eps {
+			e := &eps[i]
+			if e.Weight > 0 && meetsItself(*e) {
+				add(frontElement(inHairpin, sp.ID.Protocol, e.Addr))
+			}
+			if guarded {
+				add(addrElement(inEndpoints, e.Addr.Addr()))
+			}
+		}
+	}
+}
+
+// check says what of a Service port the kernel cannot have.
+func check(f plan.Family, sp *plan.ServicePort) error {
+	switch sp.ID.Protocol {
+	case plan.TCP, plan.UDP, plan.SCTP:
+	default:
+		return fmt.Errorf("protocol %s: want TCP, UDP or SCTP", sp.ID.Protocol)
+	}
+	for _, fe := range sp.Frontends {
+		if fe.Kind != plan.NodePort && (!fe.Addr.IsValid() || plan.FamilyOf(fe.Addr) != f) {
+			return fmt.Errorf("%s %s: not an %s address", fe.Kind, fe.Addr, f)
+		}
+		if fe.Port == 0 {
+			return fmt.Errorf("%s %s: port 0", fe.Kind, fe.Addr)
+		}
+	}
+	for _, pool := range sp.Pools {
+		for _, e := range pool {
+			if !e.Addr.IsValid() || plan.FamilyOf(e.Addr.Addr()) != f || e.Addr.Port() == 0 {
+				return fmt.Errorf("endpoint %s: want an %s address and a port", e.Addr, f)
+			}
+		}
+	}
+	if len(sp.Frontends) == 0 {
+		return errors.New("it has no frontends")
+	}
+	return nil
+}
