@@ -1,9 +1,10 @@
 // Package conntrack is the seam to the kernel's connection tracking: removing UDP
-// flows, and the sysctls of the table. [Kernel] is the running kernel, [Fake] one
-// in memory.
+// and TCP flows, and the sysctls of the table. [Kernel] is the running kernel, [Fake]
+// one in memory.
 //
-// Only UDP is touched: a TCP or SCTP flow ends with its endpoint. Which flows are
-// to go is decided by the caller.
+// Which flows are to go is decided by the caller. A TCP flow whose entry is removed
+// begins anew with its next packet, as if that were the first: to an endpoint that
+// knows nothing of it and answers with a reset.
 package conntrack
 
 import (
@@ -19,8 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flow is one UDP entry of the table.
+// Flow is one entry of the table.
 type Flow struct {
+	TCP bool // else UDP
+	// Answered: there was a packet in the reply direction.
+	Answered bool
 	// Src and Dst are of the original direction, before any translation.
 	Src, Dst netip.AddrPort
 	// From is the source of the reply direction: the endpoint of a flow whose
@@ -34,7 +38,29 @@ type Flow struct {
 }
 
 func (f Flow) String() string {
-	return fmt.Sprintf("udp %s > %s, reply %s > %s", f.Src, f.Dst, f.From, f.To)
+	return fmt.Sprintf("%s %s > %s, reply %s > %s", protocol(f.TCP), f.Src, f.Dst, f.From, f.To)
+}
+
+// protocol names one of the two.
+type protocol bool
+
+const (
+	udp protocol = false
+	tcp protocol = true
+)
+
+func (p protocol) String() string {
+	if p == tcp {
+		return "TCP"
+	}
+	return "UDP"
+}
+
+func (p protocol) number() byte {
+	if p == tcp {
+		return unix.IPPROTO_TCP
+	}
+	return unix.IPPROTO_UDP
 }
 
 const (
@@ -66,6 +92,16 @@ type Kernel struct {
 // of one family. It returns how many it deleted, also with an error. Memory does
 // not grow with the table.
 func (k *Kernel) DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort) bool) (int, error) {
+	return k.deleteTo(ctx, udp, to, func(f *Flow) bool { return stale(f.Dst, f.From) })
+}
+
+// DeleteTCP does the same to TCP flows; answered: the endpoint sent something.
+func (k *Kernel) DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool) (int, error) {
+	return k.deleteTo(ctx, tcp, to, func(f *Flow) bool { return stale(f.Dst, f.From, f.Answered) })
+}
+
+// deleteTo deletes the flows of one protocol with an original destination among to.
+func (k *Kernel) deleteTo(ctx context.Context, p protocol, to []netip.AddrPort, stale func(*Flow) bool) (int, error) {
 	if len(to) == 0 {
 		return 0, nil
 	}
@@ -82,7 +118,7 @@ func (k *Kernel) DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(
 	for _, dst := range to {
 		wanted[dst] = struct{}{}
 	}
-	queries := []netip.AddrPort{{}} // all UDP
+	queries := []netip.AddrPort{{}} // all of the protocol
 	if len(to) <= exact {
 		queries = slices.Clone(to)
 		if family == unix.AF_INET6 { // these are told apart by port alone, see listRequest
@@ -92,9 +128,9 @@ func (k *Kernel) DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(
 	}
 	deleted := 0
 	for _, q := range queries {
-		n, err := k.deleteMatching(ctx, del, family, q, func(f *Flow) bool {
+		n, err := k.deleteMatching(ctx, del, family, p, q, func(f *Flow) bool {
 			_, ours := wanted[f.Dst]
-			return ours && stale(f.Dst, f.From)
+			return ours && stale(f)
 		})
 		deleted += n
 		if err != nil {
@@ -116,9 +152,9 @@ func familyOf(to []netip.AddrPort) (uint8, error) {
 	return unix.AF_INET6, nil
 }
 
-// deleteMatching walks the flows to dst (all UDP flows if it is zero) and deletes
+// deleteMatching walks the flows to dst (all of the protocol if it is zero) and deletes
 // those that match, in chunks, while the walk goes on: the kernel keeps its place.
-func (k *Kernel) deleteMatching(ctx context.Context, del *netlink.Conn, family uint8, dst netip.AddrPort, match func(*Flow) bool) (int, error) {
+func (k *Kernel) deleteMatching(ctx context.Context, del *netlink.Conn, family uint8, p protocol, dst netip.AddrPort, match func(*Flow) bool) (int, error) {
 	deleted := 0
 	pending := make([]Flow, 0, 64)
 	flush := func() error {
@@ -128,7 +164,7 @@ func (k *Kernel) deleteMatching(ctx context.Context, del *netlink.Conn, family u
 		return err
 	}
 	for range passes {
-		complete, err := k.list(ctx, family, dst, func(f *Flow) error {
+		complete, err := k.list(ctx, family, p, dst, func(f *Flow) error {
 			if !match(f) {
 				return nil
 			}
@@ -144,7 +180,7 @@ func (k *Kernel) deleteMatching(ctx context.Context, del *netlink.Conn, family u
 			return deleted, err
 		}
 	}
-	return deleted, fmt.Errorf("list UDP flows: the table changed during each of %d attempts", passes)
+	return deleted, fmt.Errorf("list %s flows: the table changed during each of %d attempts", p, passes)
 }
 
 // List calls f for every UDP flow of a family, for tests and diagnostics.
@@ -153,26 +189,26 @@ func (k *Kernel) List(ctx context.Context, v6 bool, f func(Flow)) error {
 	if v6 {
 		family = unix.AF_INET6
 	}
-	complete, err := k.list(ctx, family, netip.AddrPort{}, func(fl *Flow) error { f(*fl); return nil })
+	complete, err := k.list(ctx, family, udp, netip.AddrPort{}, func(fl *Flow) error { f(*fl); return nil })
 	if err == nil && !complete {
 		err = errors.New("list UDP flows: the table changed meanwhile, some may be missing or double")
 	}
 	return err
 }
 
-// list hands UDP flows to f one by one. complete is false if the kernel says that
+// list hands the flows of a protocol to f one by one. complete is false if the kernel says that
 // it may have missed some.
-func (k *Kernel) list(ctx context.Context, family uint8, dst netip.AddrPort, f func(*Flow) error) (complete bool, err error) {
+func (k *Kernel) list(ctx context.Context, family uint8, p protocol, dst netip.AddrPort, f func(*Flow) error) (complete bool, err error) {
 	filter := !k.unfiltered.Load()
-	complete, err = k.listOnce(ctx, family, dst, filter, f)
+	complete, err = k.listOnce(ctx, family, p, dst, filter, f)
 	if filter && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) {
 		k.unfiltered.Store(true)
-		return k.listOnce(ctx, family, dst, false, f)
+		return k.listOnce(ctx, family, p, dst, false, f)
 	}
 	return complete, err
 }
 
-func (k *Kernel) listOnce(ctx context.Context, family uint8, dst netip.AddrPort, filter bool, f func(*Flow) error) (bool, error) {
+func (k *Kernel) listOnce(ctx context.Context, family uint8, p protocol, dst netip.AddrPort, filter bool, f func(*Flow) error) (bool, error) {
 	c, err := dial()
 	if err != nil {
 		return false, err
@@ -180,10 +216,10 @@ func (k *Kernel) listOnce(ctx context.Context, family uint8, dst netip.AddrPort,
 	defer c.Close()
 	_, err = c.Send(netlink.Message{
 		Header: netlink.Header{Type: msgGet, Flags: netlink.Request | netlink.Dump},
-		Data:   listRequest(family, dst, filter),
+		Data:   listRequest(family, p, dst, filter),
 	})
 	if err != nil {
-		return false, fmt.Errorf("ask for UDP flows: %w", err)
+		return false, fmt.Errorf("ask for %s flows: %w", p, err)
 	}
 	complete := true
 	for m, err := range c.ReceiveIter() {
@@ -191,19 +227,19 @@ func (k *Kernel) listOnce(ctx context.Context, family uint8, dst netip.AddrPort,
 			if errors.Is(err, unix.EINTR) {
 				return false, nil
 			}
-			return false, fmt.Errorf("list UDP flows: %w", err)
+			return false, fmt.Errorf("list %s flows: %w", p, err)
 		}
 		if m.Header.Flags&netlink.DumpInterrupted != 0 {
 			complete = false
 		}
 		if err := ctx.Err(); err != nil {
-			return false, fmt.Errorf("list UDP flows: %w", err)
+			return false, fmt.Errorf("list %s flows: %w", p, err)
 		}
 		fl, ok, err := decode(m.Data)
 		if err != nil {
 			return false, err
 		}
-		if !ok {
+		if !ok || protocol(fl.TCP) != p {
 			continue
 		}
 		if err := f(&fl); err != nil {
@@ -228,12 +264,12 @@ func remove(c *netlink.Conn, family uint8, flows []Flow) (int, error) {
 		msgs[len(msgs)-1].Header.Flags |= netlink.Acknowledge
 		sent, err := c.SendMessages(msgs)
 		if err != nil {
-			return deleted, fmt.Errorf("delete %d UDP flows: %w", len(batch), err)
+			return deleted, fmt.Errorf("delete %d flows: %w", len(batch), err)
 		}
 		failed, err := answers(c, sent[len(sent)-1].Header.Sequence)
 		deleted += len(batch) - failed
 		if err != nil {
-			return deleted, fmt.Errorf("delete %d UDP flows, the first of them %s: %w", len(batch), &batch[0], err)
+			return deleted, fmt.Errorf("delete %d flows, the first of them %s: %w", len(batch), &batch[0], err)
 		}
 	}
 	return deleted, nil

@@ -34,7 +34,7 @@ func (t *Fake) Flows() []Flow {
 	return slices.Clone(t.flows)
 }
 
-// Calls returns how often DeleteUDP was called.
+// Calls returns how often DeleteUDP and DeleteTCP were called.
 func (t *Fake) Calls() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -43,11 +43,20 @@ func (t *Fake) Calls() int {
 
 // DeleteUDP does what Kernel.DeleteUDP does.
 func (t *Fake) DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort) bool) (int, error) {
+	return t.deleteTo(ctx, udp, to, func(f *Flow) bool { return stale(f.Dst, f.From) })
+}
+
+// DeleteTCP does what Kernel.DeleteTCP does.
+func (t *Fake) DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool) (int, error) {
+	return t.deleteTo(ctx, tcp, to, func(f *Flow) bool { return stale(f.Dst, f.From, f.Answered) })
+}
+
+func (t *Fake) deleteTo(ctx context.Context, p protocol, to []netip.AddrPort, stale func(*Flow) bool) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.calls++
 	if err := ctx.Err(); err != nil {
-		return 0, fmt.Errorf("list UDP flows: %w", err)
+		return 0, fmt.Errorf("list %s flows: %w", p, err)
 	}
 	if t.Fail != nil {
 		if err := t.Fail(t.calls); err != nil {
@@ -62,7 +71,7 @@ func (t *Fake) DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(to
 	}
 	before := len(t.flows)
 	t.flows = slices.DeleteFunc(t.flows, func(f Flow) bool {
-		return slices.Contains(to, f.Dst) && stale(f.Dst, f.From)
+		return protocol(f.TCP) == p && slices.Contains(to, f.Dst) && stale(&f)
 	})
 	return before - len(t.flows), nil
 }

@@ -59,6 +59,9 @@ func create(tb testing.TB, c *ct.Conn, proto uint8, f Flow) {
 	if f.To != f.Src {
 		k.Status |= ct.StatusSrcNAT | ct.StatusSrcNATDone
 	}
+	if f.Answered {
+		k.Status |= ct.StatusSeenReply
+	}
 	if proto == unix.IPPROTO_TCP {
 		k.ProtoInfo.TCP = &ct.ProtoInfoTCP{State: 3}
 	}
@@ -150,7 +153,7 @@ func TestFakeDeletes(t *testing.T) {
 	}
 }
 
-// The kernel does what the fake does, and leaves TCP alone.
+// The kernel does what the fake does, and UDP means UDP.
 func TestKernelDeletes(t *testing.T) {
 	for _, unfiltered := range []bool{false, true} {
 		for name, d := range deletions {
@@ -286,11 +289,85 @@ func FuzzDecode(f *testing.F) {
 			family = unix.AF_INET6
 		}
 		f.Add(deleteRequest(family, &fl))
-		f.Add(listRequest(family, fl.Dst, true))
+		f.Add(listRequest(family, tcp, fl.Dst, true))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if fl, ok, err := decode(b); ok && err == nil && !fl.Dst.IsValid() {
 			t.Errorf("a flow without a destination: %v", fl)
 		}
+	})
+}
+
+// TestDeletesTCP: TCP flows are told apart by whether the endpoint answered; those of
+// UDP with the same addresses stay.
+func TestDeletesTCP(t *testing.T) {
+	flows := func() []Flow {
+		var out []Flow
+		for i, from := range []string{"10.61.2.5:8080", "10.61.2.6:8080", "[2001:db8:61::5]:8080"} {
+			for _, answered := range []bool{false, true} {
+				f := flow(fmt.Sprintf("10.61.1.9:%d", 1000+len(out)), "10.62.0.20:80", from)
+				if i == 2 {
+					f = flow(fmt.Sprintf("[2001:db8:61::9]:%d", 1000+len(out)), "[2001:db8:62::20]:80", from)
+				}
+				f.TCP, f.Answered = true, answered
+				out = append(out, f)
+			}
+		}
+		return append(out, flow("10.61.1.9:1000", "10.62.0.20:80", "10.61.2.5:8080"))
+	}
+	type tcpTable interface {
+		DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool) (int, error)
+	}
+	// The first deletion takes what did not answer, the second all of one endpoint,
+	// the third the other family's.
+	check := func(tb testing.TB, table tcpTable, left func() int) {
+		tb.Helper()
+		for i, step := range []struct {
+			to, from  string
+			answered  bool
+			gone, now int
+		}{
+			{"10.62.0.20:80", "10.61.2.5:8080", false, 1, 6},
+			{"10.62.0.20:80", "10.61.2.5:8080", true, 1, 5},
+			{"10.62.0.20:80", "10.61.2.5:8080", true, 0, 5},
+			{"10.62.0.21:80", "10.61.2.6:8080", true, 0, 5},
+			{"[2001:db8:62::20]:80", "[2001:db8:61::5]:8080", true, 2, 3},
+		} {
+			n, err := table.DeleteTCP(tb.Context(), []netip.AddrPort{ap(step.to)}, func(_, from netip.AddrPort, answered bool) bool {
+				return from == ap(step.from) && (step.answered || !answered)
+			})
+			if have := left(); err != nil || n != step.gone || have != step.now {
+				tb.Errorf("step %d: deleted %d, error %v, left %d; want %d and %d", i, n, err, have, step.gone, step.now)
+			}
+		}
+	}
+	t.Run("fake", func(t *testing.T) {
+		var f Fake
+		f.Add(flows()...)
+		check(t, &f, func() int { return len(f.Flows()) })
+	})
+	t.Run("kernel", func(t *testing.T) {
+		inNamespace(t, func(tb testing.TB) {
+			c, err := ct.Dial(nil)
+			if err != nil {
+				tb.Error(err)
+				return
+			}
+			defer c.Close()
+			for _, f := range flows() {
+				proto := uint8(unix.IPPROTO_UDP)
+				if f.TCP {
+					proto = unix.IPPROTO_TCP
+				}
+				create(tb, c, proto, f)
+			}
+			check(tb, &Kernel{}, func() int {
+				all, err := c.Dump(nil)
+				if err != nil {
+					tb.Error(err)
+				}
+				return len(all)
+			})
+		})
 	})
 }

@@ -17,6 +17,7 @@ const (
 
 	attrOrig   = 1
 	attrReply  = 2
+	attrStatus = 3
 	attrID     = 12
 	attrZone   = 18
 	attrFilter = 25
@@ -33,6 +34,9 @@ const (
 	protoSrcPort = 2
 	protoDstPort = 3
 
+	// statusSeenReply is IPS_SEEN_REPLY of linux/netfilter/nf_conntrack_common.h.
+	statusSeenReply = 1 << 1
+
 	filterOrigFlags = 1
 	// Which fields of the tuple a listing must match (the kernel's
 	// nf_internals.h; Linux 5.8 and later).
@@ -46,11 +50,11 @@ const (
 
 func header(family uint8) []byte { return []byte{family, unix.NFNETLINK_V0, 0, 0} }
 
-// listRequest asks for UDP flows, of one original destination if dst is valid.
+// listRequest asks for flows of a protocol, of one original destination if dst is valid.
 // Without filter the kernel hands out everything of the family. Of an IPv6
 // destination only the port is asked for: seen on Linux 6.18, the kernel returns
 // just the flows to other addresses than the one in the filter.
-func listRequest(family uint8, dst netip.AddrPort, filter bool) []byte {
+func listRequest(family uint8, p protocol, dst netip.AddrPort, filter bool) []byte {
 	if !filter {
 		return header(family)
 	}
@@ -70,7 +74,7 @@ func listRequest(family uint8, dst netip.AddrPort, filter bool) []byte {
 			b = nested(b, tupleIP, func(b []byte) []byte { return attribute(attribute(b, ipv4Src, a...), ipv4Dst, a...) })
 		}
 		return nested(b, tupleProto, func(b []byte) []byte {
-			b = attribute(b, protoNum, unix.IPPROTO_UDP)
+			b = attribute(b, protoNum, p.number())
 			if dst.IsValid() {
 				b = attribute(b, protoDstPort, bytes2(dst.Port())...)
 			}
@@ -95,7 +99,7 @@ func deleteRequest(family uint8, f *Flow) []byte {
 			return attribute(b, dst, f.Dst.Addr().AsSlice()...)
 		})
 		return nested(b, tupleProto, func(b []byte) []byte {
-			b = attribute(b, protoNum, unix.IPPROTO_UDP)
+			b = attribute(b, protoNum, protocol(f.TCP).number())
 			b = attribute(b, protoSrcPort, bytes2(f.Src.Port())...)
 			return attribute(b, protoDstPort, bytes2(f.Dst.Port())...)
 		})
@@ -128,33 +132,36 @@ func nested(b []byte, typ uint16, fill func([]byte) []byte) []byte {
 
 func bytes2(v uint16) []byte { return []byte{byte(v >> 8), byte(v)} }
 
-// decode reads one entry; ok is false if it is not UDP.
+// decode reads one entry; ok is false if it is neither UDP nor TCP.
 func decode(msg []byte) (f Flow, ok bool, err error) {
 	if len(msg) < headerLen {
 		return f, false, fmt.Errorf("decode a flow: message of %d bytes", len(msg))
 	}
-	udp := false
+	var number uint8
 	for typ, v := range attributes(msg[headerLen:]) {
 		switch {
 		case typ == attrOrig:
-			udp = decodeTuple(v, &f.Src, &f.Dst)
+			number = decodeTuple(v, &f.Src, &f.Dst)
 		case typ == attrReply:
 			decodeTuple(v, &f.From, &f.To)
+		case typ == attrStatus && len(v) == 4:
+			f.Answered = binary.BigEndian.Uint32(v)&statusSeenReply != 0
 		case typ == attrID && len(v) == 4:
 			f.ID = binary.BigEndian.Uint32(v)
 		case typ == attrZone && len(v) == 2:
 			f.Zone = binary.BigEndian.Uint16(v)
 		}
 	}
-	if udp && !(f.Src.IsValid() && f.Dst.IsValid() && f.From.IsValid() && f.To.IsValid()) {
+	f.TCP = number == unix.IPPROTO_TCP
+	ok = f.TCP || number == unix.IPPROTO_UDP
+	if ok && !(f.Src.IsValid() && f.Dst.IsValid() && f.From.IsValid() && f.To.IsValid()) {
 		return f, false, fmt.Errorf("decode a flow: an address is missing in %s", f)
 	}
-	return f, udp, nil
+	return f, ok, nil
 }
 
-// decodeTuple reports whether the tuple is one of UDP.
-func decodeTuple(b []byte, src, dst *netip.AddrPort) bool {
-	var proto uint8
+// decodeTuple returns the tuple's protocol.
+func decodeTuple(b []byte, src, dst *netip.AddrPort) (proto uint8) {
 	var srcAddr, dstAddr netip.Addr
 	var srcPort, dstPort uint16
 	for typ, v := range attributes(b) {
@@ -182,7 +189,7 @@ func decodeTuple(b []byte, src, dst *netip.AddrPort) bool {
 		}
 	}
 	*src, *dst = netip.AddrPortFrom(srcAddr, srcPort), netip.AddrPortFrom(dstAddr, dstPort)
-	return proto == unix.IPPROTO_UDP
+	return proto
 }
 
 // attributes yields the attributes in b by type. It stops at one that is cut off.
