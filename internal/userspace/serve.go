@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/svcproxy/svcproxy/internal/relay"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
@@ -75,7 +73,7 @@ func (b *backend) Serve(ctx context.Context) error {
 	given := make(chan struct{})
 	offering, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	go b.offer(offering, given)
+	go b.relay.OfferUntil(offering, handoverPath, given)
 	select {
 	case <-given:
 		b.leave()
@@ -97,25 +95,6 @@ func (b *backend) Serve(ctx context.Context) error {
 		return fmt.Errorf("drain connections: %w", err)
 	}
 	return nil
-}
-
-// offer waits for a successor and closes given when it has taken over.
-func (b *backend) offer(ctx context.Context, given chan<- struct{}) {
-	const pause = 200 * time.Millisecond // the predecessor may still have the name
-	for ctx.Err() == nil {
-		err := b.relay.Offer(ctx, handoverPath)
-		if err == nil {
-			close(given)
-			return
-		}
-		if !errors.Is(err, unix.EADDRINUSE) && ctx.Err() == nil {
-			b.env.Log.Warn("no successor could take over the listening sockets now", "err", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-	}
 }
 
 // leave writes nothing more: all is a successor's.
