@@ -19,7 +19,7 @@ const (
 	mostCheckInterval  = time.Hour
 	leastCheckTimeout  = 10 * time.Millisecond
 	mostCheckTimeout   = 10 * time.Second // a probe under way holds one of a few hundred places
-	mostCheckPath      = 256 // bytes
+	mostCheckPath      = 256              // bytes
 	mostCheckRise      = 100
 )
 

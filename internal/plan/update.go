@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 )
@@ -10,6 +11,37 @@ import (
 type Change struct {
 	ID       ID
 	Old, New *ServicePort
+}
+
+// Vanished returns the endpoints of a TCP port that are gone without having been seen
+// terminating, and whose flows are to be ended after New.Policy.VanishedTimeout
+// unless [ServicePort.Lists] them again by then.
+func (c Change) Vanished() []netip.AddrPort {
+	if c.Old == nil || c.New == nil || c.ID.Protocol != TCP || c.New.Chosen().VanishedTimeout == 0 {
+		return nil
+	}
+	var out []netip.AddrPort
+	for _, a := range c.Old.Serving {
+		if !c.New.Lists(a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// Lists reports whether the ServicePort has the endpoint in any of its lists.
+func (sp *ServicePort) Lists(a netip.AddrPort) bool {
+	for _, list := range [...][]netip.AddrPort{sp.Serving, sp.Draining} {
+		if _, ok := slices.BinarySearchFunc(list, a, netip.AddrPort.Compare); ok {
+			return true
+		}
+	}
+	for _, pool := range sp.Pools {
+		if _, ok := slices.BinarySearchFunc(pool, a, func(e Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) }); ok {
+			return true
+		}
+	}
+	return false
 }
 
 // Update is a plan and how it differs from the one before, so that the cost of a

@@ -45,14 +45,17 @@ func (d *draft) build(id plan.ID, base *plan.ServicePort) *plan.ServicePort {
 	}
 	b := &p.buf
 	b.serving = b.serving[:0]
-	if id.Protocol == plan.UDP {
-		p.serving()
+	next := plan.ServicePort{ID: id, Affinity: d.svc.Affinity, Policy: d.s.choice.policy(id.Protocol)}
+	switch {
+	case id.Protocol == plan.UDP:
+		p.serving(cluster.Serving|cluster.Ready, 0)
+	case next.Chosen().VanishedTimeout != 0:
+		p.serving(0, cluster.Terminating)
 	}
 	sibling := &plan.ServicePort{}
 	if n := len(b.ports); n > 0 && b.ports[n-1] != nil {
 		sibling = b.ports[n-1]
 	}
-	next := plan.ServicePort{ID: id, Affinity: d.svc.Affinity, Policy: d.s.choice.policy(id.Protocol)}
 	next.Pools[plan.Cluster] = share(b.cluster, old.Pools[plan.Cluster], sibling.Pools[plan.Cluster])
 	next.Pools[plan.Local] = share(b.local, next.Pools[plan.Cluster], old.Pools[plan.Local], sibling.Pools[plan.Local])
 	next.Serving = share(b.serving, old.Serving)

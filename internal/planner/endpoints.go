@@ -144,12 +144,13 @@ func (d *draft) endpoint(c *candidate) plan.Endpoint {
 	}
 }
 
-// serving fills buf.serving with the endpoints whose flows stay valid.
-func (p *Planner) serving() {
+// serving fills buf.serving with the endpoints whose flows stay valid: those that have
+// any of the flags with, 0: whatever they have, and none of without.
+func (p *Planner) serving(with, without cluster.EndpointFlags) {
 	p.buf.serving = p.buf.serving[:0]
 	for i := range p.buf.found {
 		c := &p.buf.found[i]
-		if c.ep.Flags&(cluster.Serving|cluster.Ready) != 0 {
+		if (with == 0 || c.ep.Flags&with != 0) && c.ep.Flags&without == 0 {
 			p.buf.serving = append(p.buf.serving, c.addr)
 		}
 	}
