@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -23,6 +24,7 @@ type family struct {
 	env    dataplane.Env
 	fam    plan.Family
 	tables nft.Tables
+	now    func() time.Time
 
 	// What is believed about the kernel.
 	known    bool // the rest of this holds
@@ -41,6 +43,10 @@ type family struct {
 	inForce  bool        // some table handles packets already: ours, or kube-proxy's
 	switches bool        // ours gets its base chains when it is complete
 	replaced []nft.Table // tables that go once ours is complete
+	// Objects that the kernel still holds on to are tried again then; zero: there
+	// are none.
+	tidyAt    time.Time
+	tidyPause time.Duration
 
 	// For the time of one apply.
 	listed map[string]map[nft.Tuple]nft.Element // what a listing found and nobody asked for yet
@@ -63,13 +69,14 @@ type pinned struct {
 }
 
 func newFamily(env dataplane.Env, f plan.Family, t nft.Tables) *family {
-	return &family{env: env, fam: f, tables: t}
+	return &family{env: env, fam: f, tables: t, now: time.Now}
 }
 
 // forget makes the next apply read the kernel's state back.
 func (f *family) forget() {
 	f.known, f.caughtUp = false, false
 	f.listed, f.batch, f.leads = nil, nil, nil
+	f.tidyAt = time.Time{}
 }
 
 // apply makes the kernel do what u says for the family.

@@ -486,3 +486,36 @@ func TestWatchTells(t *testing.T) {
 		t.Errorf("Watch ends with %v", err)
 	}
 }
+
+// A chain that the kernel holds on to is deleted later, without a change.
+func TestBusyChainsAreTriedAgain(t *testing.T) {
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
+	now := time.Unix(1000, 0)
+	b.families[0].now = func() time.Time { return now }
+	from, to := webPlan(0, 1, 2, 3, 4), webPlan(0, 1)
+	mustApply(t, b, plan.Update{Plan: from})
+	if due := b.Due(); !due.IsZero() {
+		t.Errorf("after the start an Apply is due at %s", due)
+	}
+	memory.Refuse = func(ops []nft.Op) error {
+		if ops[0].Kind == nft.DeleteChain {
+			return &nft.Error{Op: &ops[0], Err: nft.ErrBusy}
+		}
+		return nil
+	}
+	mustApply(t, b, difference(from, to))
+	for _, pause := range []time.Duration{time.Second, 2 * time.Second} {
+		if due := b.Due(); !due.Equal(now.Add(pause)) {
+			t.Errorf("an Apply is due at %s, want in %s", due, pause)
+		}
+		now = now.Add(pause)
+		mustApply(t, b, plan.Update{Plan: to})
+	}
+	memory.Refuse = nil
+	now = now.Add(time.Minute)
+	mustApply(t, b, plan.Update{Plan: to})
+	if due := b.Due(); !due.IsZero() || strings.Contains(memory.String(), prefixDraw) {
+		t.Errorf("an Apply is due at %s; left is\n%s", due, memory)
+	}
+}

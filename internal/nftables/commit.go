@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"errors"
+	"time"
 
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -163,30 +164,43 @@ func (f *family) stillThere(o *nft.Op, try int) ([]nft.Element, error) {
 	return left, err
 }
 
+// What the kernel holds on to is tried again after a pause, which grows.
+const (
+	tidyFirst = time.Second
+	tidyLast  = time.Minute
+)
+
 // tidy deletes what nobody needs any more. What the kernel still holds on to is
-// tried again with the next change: before Linux 6.2 it lets go of a chain only some
-// time after the last element that led there.
+// tried again with the next change, or after a pause: before Linux 6.2 it lets go of a
+// chain only some time after the last element that led there.
 func (f *family) tidy() {
+	f.tidyAt = time.Time{}
 	ops := f.surplus()
-	if len(ops) == 0 {
-		return
-	}
-	if err := f.tables.Commit(f.ctx, ops); err == nil {
+	if len(ops) > 0 && f.tables.Commit(f.ctx, ops) == nil {
 		for i := range ops {
 			f.gone(ops[i].Name)
 		}
-		return
+		ops = nil
 	}
+	left := 0
 	for i := range ops {
 		err := f.tables.Commit(f.ctx, ops[i:i+1])
-		switch {
-		case err == nil || errors.Is(err, nft.ErrNotExist):
+		if err == nil || errors.Is(err, nft.ErrNotExist) {
 			f.gone(ops[i].Name)
-		case !errors.Is(err, nft.ErrBusy):
+			continue
+		}
+		left++
+		if !errors.Is(err, nft.ErrBusy) {
 			f.env.Stats.Add("sync_proxy_rules_nftables_cleanup_failures_total", 1, f.fam.String())
-			f.env.Log.Warn("an unused nftables object cannot be deleted; it is tried again with the next change", "error", err)
+			f.env.Log.Warn("an unused nftables object cannot be deleted; it is tried again", "error", err)
 		}
 	}
+	if left == 0 {
+		f.tidyPause = 0
+		return
+	}
+	f.tidyPause = min(max(2*f.tidyPause, tidyFirst), tidyLast)
+	f.tidyAt = f.now().Add(f.tidyPause)
 }
 
 func (f *family) gone(name string) {

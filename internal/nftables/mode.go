@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -80,4 +81,17 @@ func (b *backend) Invalidate() {
 	for _, f := range b.families {
 		f.forget()
 	}
+}
+
+// Due implements dataplane.Timed: objects that could not be deleted are tried again.
+func (b *backend) Due() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var first time.Time
+	for _, f := range b.families {
+		if first.IsZero() || !f.tidyAt.IsZero() && f.tidyAt.Before(first) {
+			first = f.tidyAt
+		}
+	}
+	return first
 }

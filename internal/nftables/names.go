@@ -51,6 +51,7 @@ const (
 	setEndpoints     = "endpoints"           // address, protocol, port, slot: an endpoint
 	setPortEndpoints = "node-port-endpoints" // protocol, port, slot: an endpoint
 	setClusterIPs    = "cluster-ips"
+	setExternal      = "external-addresses" // of Services, load balancers' among them
 	setNodeAddrs     = "node-port-addresses"
 	setServiceRanges = "service-ranges"
 	setPodRanges     = "pod-ranges"

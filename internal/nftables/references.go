@@ -21,12 +21,13 @@ type referenceKind uint8
 
 const (
 	clusterIP referenceKind = iota
+	external
 	hairpin
 	endpointAddr
 )
 
 func (k referenceKind) set() string {
-	return [...]string{setClusterIPs, setHairpin, setEndpointAddrs}[k]
+	return [...]string{setClusterIPs, setExternal, setHairpin, setEndpointAddrs}[k]
 }
 
 func refer(k referenceKind, a netip.Addr) reference { return reference{kind: k, addr: a.As16()} }
@@ -75,8 +76,11 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 	var used [2]bool
 	for i := range v.fronts {
 		f := &v.fronts[i]
-		if f.Kind == plan.ClusterIP {
+		switch f.Kind {
+		case plan.ClusterIP:
 			out[refer(clusterIP, f.Addr)] = struct{}{}
+		case plan.ExternalIP, plan.LoadBalancerIP:
+			out[refer(external, f.Addr)] = struct{}{}
 		}
 		for p, u := range f.uses {
 			used[p] = used[p] || u

@@ -30,6 +30,7 @@ func (s settings) coreSets() map[string]*nft.Set {
 		{Name: setPortEndpoints, Key: []nft.Type{nft.TypeProto, nft.TypePort, nft.TypeNumber}, Data: endpoint,
 			Comment: "endpoints by node port and slot"},
 		{Name: setClusterIPs, Key: []nft.Type{addr}, Comment: "whose undefined ports are refused"},
+		{Name: setExternal, Key: []nft.Type{addr}, Comment: "of Services; undefined ports are left alone"},
 		{Name: setNodeAddrs, Key: []nft.Type{addr}, Comment: "addresses of the node that accept node ports"},
 		{Name: setServiceRanges, Key: []nft.Type{addr}, Interval: true, Comment: "addresses that no Service has are dropped"},
 		{Name: setPodRanges, Key: []nft.Type{addr}, Interval: true, Comment: "pods of this node"},
@@ -57,7 +58,8 @@ func (s settings) inner() []object {
 			s.rule(nft.Dispatch{Fields: []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, Map: setServices}),
 			s.rule(nft.In{Fields: []nft.Field{nft.DstAddr}, Set: setClusterIPs}, nft.Do{Code: nft.Goto, Chain: chainReject}),
 			s.rule(nft.In{Fields: []nft.Field{nft.DstAddr}, Set: setNodeAddrs}, nft.Dispatch{Fields: []nft.Field{nft.Proto, nft.DstPort}, Map: setNodePorts}),
-			s.rule(nft.In{Fields: []nft.Field{nft.DstAddr}, Set: setServiceRanges}, nft.Do{Code: nft.Drop}),
+			s.rule(nft.In{Fields: []nft.Field{nft.DstAddr}, Set: setServiceRanges},
+				nft.In{Fields: []nft.Field{nft.DstAddr}, Set: setExternal, Not: true}, nft.Do{Code: nft.Drop}),
 		),
 	}
 }

@@ -226,7 +226,11 @@ func randomService(rng *rand.Rand, w world, n int) *plan.ServicePort {
 	}
 	sp.Frontends = []plan.Frontend{{Kind: plan.ClusterIP, Addr: w.at("service", n/2+1), Port: uint16(80 + n%2), Route: pick(plan.ClusterIP)}}
 	if rng.IntN(2) > 0 {
-		sp.Frontends = append(sp.Frontends, plan.Frontend{Kind: plan.ExternalIP, Addr: w.at("external", n/2+1), Port: uint16(90 + n%2), Route: pick(plan.ExternalIP)})
+		a := w.at("external", n/2+1)
+		if n/2%3 == 0 {
+			a = w.at("service", 100+n/2) // in a Service range
+		}
+		sp.Frontends = append(sp.Frontends, plan.Frontend{Kind: plan.ExternalIP, Addr: a, Port: uint16(90 + n%2), Route: pick(plan.ExternalIP)})
 	}
 	if rng.IntN(2) > 0 {
 		f := plan.Frontend{Kind: plan.LoadBalancerIP, Addr: w.at("external", 100+n/2), Port: uint16(90 + n%2), Route: pick(plan.LoadBalancerIP)}

@@ -215,7 +215,7 @@ var ErrNoTable = errors.New("no such table")
 
 // Event is a change of a table by somebody else.
 type Event struct {
-	Table Table
+	Table Table  // none if it is not known which
 	What  string // "set services was deleted"
 }
 
@@ -234,7 +234,8 @@ type Tables interface {
 	// none.
 	Elements(ctx context.Context, t Table, s *Set, f func(Element)) error
 	// Watch calls f for what others change in tables that ours accepts, until ctx
-	// ends, and returns why it ended. ready is closed once it looks.
+	// ends, and returns why it ended. f is also told if something may have been
+	// missed. ready is closed once it looks.
 	Watch(ctx context.Context, ours func(Table) bool, ready chan<- struct{}, f func(Event)) error
 	// Close releases what the others use; they open it again.
 	Close() error

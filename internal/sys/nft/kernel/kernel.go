@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -34,6 +33,8 @@ type Tables struct {
 	mu      sync.Mutex // guards all below
 	conn    *netlink.Conn
 	writers []uint32 // port numbers of our sockets, newest last
+
+	eventBuffer int // bytes, in place of the constant; for tests
 }
 
 // dial opens the socket on first use.
@@ -338,121 +339,4 @@ func (k *Tables) Elements(ctx context.Context, t nft.Table, s *nft.Set, f func(n
 		f(e)
 	}
 	return err
-}
-
-// isOwn reports whether a notification is about a commit of ours.
-func (k *Tables) isOwn(port uint32) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, w := range k.writers {
-		if w == port {
-			return true
-		}
-	}
-	return false
-}
-
-// Watch implements Tables.
-func (k *Tables) Watch(ctx context.Context, ours func(nft.Table) bool, ready chan<- struct{}, f func(nft.Event)) error {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return fmt.Errorf("open a netfilter socket: %w", err)
-	}
-	defer c.Close()
-	_ = c.SetReadBuffer(eventBuffer) // smaller is worse, not wrong
-	if err := c.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
-		return fmt.Errorf("ask for nf_tables notifications: %w", err)
-	}
-	close(ready)
-	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
-	var seen []nft.Event // of the commit that is being told
-	for {
-		msgs, err := c.Receive()
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, unix.ENOBUFS):
-			// Our own large commits are the usual reason; what others did in the
-			// same moment is lost.
-			continue
-		case err != nil:
-			return fmt.Errorf("receive nf_tables notifications: %w", err)
-		}
-		for _, m := range msgs {
-			if len(m.Data) < 4 || int(m.Header.Type)>>8 != unix.NFNL_SUBSYS_NFTABLES {
-				continue
-			}
-			kind := int(m.Header.Type) & 0xff
-			if kind == unix.NFT_MSG_NEWGEN {
-				by := committer(body(m.Data))
-				for _, e := range seen {
-					e.What += by
-					f(e)
-				}
-				seen = nil
-				continue
-			}
-			if k.isOwn(m.Header.PID) || len(seen) >= mostEvents {
-				continue
-			}
-			if e := parseEvent(kind, m.Data); e.What != "" && ours(e.Table) {
-				seen = append(seen, e)
-			}
-		}
-	}
-}
-
-// mostEvents bounds how much of one commit is told.
-const mostEvents = 8
-
-// committer says who made a commit.
-func committer(b []byte) string {
-	name, pid := "", uint32(0)
-	wire.EachAttr(b, func(typ uint16, d []byte) {
-		switch typ {
-		case unix.NFTA_GEN_PROC_NAME:
-			name = wire.CString(d)
-		case unix.NFTA_GEN_PROC_PID:
-			pid = u32(d)
-		}
-	})
-	if name == "" {
-		return ""
-	}
-	return fmt.Sprintf(" by %s, process %d", name, pid)
-}
-
-// parseEvent says what a notification tells. Time that runs out is no event.
-func parseEvent(kind int, b []byte) nft.Event {
-	e := nft.Event{Table: nft.Table{Family: nft.Family(b[0])}}
-	name := ""
-	wire.EachAttr(body(b), func(typ uint16, d []byte) {
-		switch typ {
-		case 1: // the table of all kinds of objects
-			e.Table.Name = wire.CString(d)
-		case unix.NFTA_SET_NAME: // also NFTA_RULE_CHAIN and NFTA_SET_ELEM_LIST_SET
-			if kind != unix.NFT_MSG_NEWTABLE && kind != unix.NFT_MSG_DELTABLE && kind != unix.NFT_MSG_NEWCHAIN && kind != unix.NFT_MSG_DELCHAIN {
-				name = wire.CString(d)
-			}
-		case unix.NFTA_CHAIN_NAME:
-			if kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN {
-				name = wire.CString(d)
-			}
-		}
-	})
-	what, ok := map[int]string{
-		unix.NFT_MSG_DELTABLE: "was deleted", unix.NFT_MSG_NEWCHAIN: "chain %s was changed", unix.NFT_MSG_DELCHAIN: "chain %s was deleted",
-		unix.NFT_MSG_NEWRULE: "a rule was added to chain %s", unix.NFT_MSG_DELRULE: "a rule of chain %s was deleted",
-		unix.NFT_MSG_NEWSET: "set %s was changed", unix.NFT_MSG_DELSET: "set %s was deleted",
-		unix.NFT_MSG_NEWSETELEM: "elements were added to %s", unix.NFT_MSG_DELSETELEM: "elements of %s were deleted",
-	}[kind]
-	if !ok {
-		return nft.Event{}
-	}
-	if name != "" {
-		what = fmt.Sprintf(what, name)
-	}
-	e.What = fmt.Sprintf("table %s: %s", e.Table, what)
-	return e
 }
