@@ -26,6 +26,7 @@ func main() {
 		Executable: os.Executable,
 		ReadFile:   os.ReadFile,
 		Host:       host.Kernel{},
+		RunDir:     "/run/svcproxy",
 		Version:    version,
 	})
 	stop()

@@ -24,6 +24,7 @@ type Env struct {
 	Executable     func() (string, error) // this program's file
 	ReadFile       func(string) ([]byte, error)
 	Host           host.Host
+	RunDir         string // for what is remembered until the host starts anew; "": nothing
 	Version        string // the release, if the build has one
 }
 

@@ -60,10 +60,11 @@ func diff(ctx context.Context, env Env, flags *config.Flags) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	mode, err := modeNamed(c)
+	choice, err := chooseMode(ctx, env, c, nil)
 	if err != nil {
 		return nil, err
 	}
+	c, mode := choice.config, choice.mode
 	log := newLog(env.Stderr, quiet(c.Log))
 	families, _ := mode.families(ctx, env.Host)
 	backend, err := mode.New(modeEnv(c, log.Logger, nil, families))

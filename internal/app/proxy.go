@@ -7,11 +7,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/choice"
 	"github.com/svcproxy/svcproxy/internal/cluster"
 	"github.com/svcproxy/svcproxy/internal/cluster/kube"
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/health"
+	"github.com/svcproxy/svcproxy/internal/loopback"
 	"github.com/svcproxy/svcproxy/internal/metrics"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/planner"
@@ -32,6 +34,7 @@ type proxy struct {
 	log      logControl
 	node     string
 	mode     builtMode
+	how      *choice.Result // it was chosen; nil: there was no choice
 	families []plan.Family
 	noIPv6   error // why IPv6 is not among them
 	started  time.Time
@@ -42,6 +45,7 @@ type proxy struct {
 	planner  *planner.Planner // the loop's goroutine alone calls it
 	loop     *dataplane.Loop
 	carries  dataplane.Server // nil: the kernel carries all traffic
+	loopback *loopback.Forwarder
 	prober   *probe.Prober
 	takeover *takeover.Takeover
 	health   *health.Health
@@ -54,8 +58,9 @@ type proxy struct {
 
 // newProxy sets everything up; it reads a kubeconfig and the host's addresses, and
 // starts and writes nothing.
-func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Config, mode builtMode, log logControl) (*proxy, error) {
-	p := &proxy{env: env, flags: flags, log: log, mode: mode, started: time.Now()}
+func newProxy(ctx context.Context, env Env, flags *config.Flags, with chosen, log logControl) (*proxy, error) {
+	c, mode := with.config, with.mode
+	p := &proxy{env: env, flags: flags, log: log, mode: mode, how: with.how, started: time.Now()}
 	p.live = newLiveConfig(c, flags.ConfigFile, p.started)
 	var err error
 	if p.node, err = nodeName(env, c); err != nil {
@@ -95,11 +100,14 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, c *config.Confi
 		flows = &conntrack.Kernel{}
 	}
 	p.takeover = p.newTakeover(c, backend)
+	p.loopback = loopback.New(loopback.Config{
+		Families: p.families, Relay: relayOptions(c), Notes: p.events.notes, Log: log.Logger,
+	})
 	p.loop = dataplane.New(dataplane.Config{
 		Mode: mode.Name, Planner: p.checkedPlanner(), Backend: backend, Families: p.families,
 		Log: log.Logger, Stats: p.metrics, Health: p.health, Flows: flows,
 		Notes: p.events.notes, Age: p.state.Age, First: p.firstSync,
-		Follow:   []dataplane.Follower{p.takeover, p.prober},
+		Follow:   []dataplane.Follower{p.takeover, p.prober, p.loopback},
 		Whole:    p.takeover.InForce(ctx),
 		Settings: loopSettings(c),
 	})
@@ -153,6 +161,7 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 		g.run(p.carries.Serve)
 	}
 	g.run(p.prober.Run)
+	g.run(endless(p.loopback.Run))
 	g.run(endless(p.health.Run))
 	g.run(endless(p.takeover.Run))
 	for _, server := range p.servers(c) {
@@ -174,6 +183,7 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 // announce tells the cluster that this node's proxy starts.
 func (p *proxy) announce(c *config.Config) {
 	p.events.onNode("Starting", false, "svcproxy starts in "+p.mode.Name+" mode")
+	p.tellChoice()
 	if c.ModeDefault {
 		p.log.Info("no mode is configured", "default", p.mode.Name)
 	}
@@ -218,7 +228,7 @@ func (p *proxy) getStatus() status {
 	s := status{
 		Version: p.env.buildVersion(), Node: p.node, Started: p.started,
 		Config: p.live.getStatus(), Sources: p.sourceNames(), Loop: p.loop.Status(), HealthChecks: p.prober.Status(),
-		Takeover: p.takeover.Status(),
+		Choice: p.how, Takeover: p.takeover.Status(),
 	}
 	s.Services, s.Endpoints = p.state.Counts()
 	p.mu.Lock()

@@ -135,7 +135,7 @@ func startFixture(t *testing.T, body string, manifests map[string]string) *fixtu
 	env := Env{Stderr: f.log, Host: fake, Version: "v1.2.3", Hostname: func() (string, error) { return "Alder", nil }}
 	mode := fakeMode(f.backend)
 	ctx, cancel := context.WithCancel(context.Background())
-	p, err := newProxy(ctx, env, flags, c, mode, newLog(f.log, c.Log))
+	p, err := newProxy(ctx, env, flags, chosen{config: c, mode: mode}, newLog(f.log, c.Log))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,7 +372,7 @@ func TestHardFail(t *testing.T) {
 	}
 	mode := fakeMode(&recordingBackend{})
 	env := Env{Host: &host.Fake{}, Hostname: func() (string, error) { return "alder", nil }}
-	p, err := newProxy(t.Context(), env, flags, c, mode, newLog(io.Discard, c.Log))
+	p, err := newProxy(t.Context(), env, flags, chosen{config: c, mode: mode}, newLog(io.Discard, c.Log))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,18 +38,19 @@ func runProxy(ctx context.Context, env Env, flags *config.Flags) error {
 		warn(env, warnings)
 		return cleanup(ctx, c, log.Logger)
 	}
-	mode, err := supportedMode(ctx, c)
+	choice, err := chooseMode(ctx, env, c, func(err error) { log.Warn("the mode may be chosen anew at the next start", "err", err) })
 	if err != nil {
 		warn(env, warnings)
 		return err
 	}
+	c = choice.config
 	setUpProcess(c, env.Getenv, log.Logger)
 	if flags.InitOnly {
 		warn(env, warnings)
 		setUpKernel(env.Host, c.Conntrack, log.Logger)
 		return nil
 	}
-	p, err := newProxy(ctx, env, flags, c, mode, log)
+	p, err := newProxy(ctx, env, flags, choice, log)
 	if err != nil {
 		warn(env, warnings)
 		return err

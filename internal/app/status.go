@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/svcproxy/svcproxy/internal/choice"
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/probe"
@@ -32,6 +33,8 @@ type status struct {
 	Services  int              `json:"services"`
 	Endpoints int              `json:"endpoints"`
 	Loop      dataplane.Status `json:"loop"`
+	// Choice is how the mode was chosen, where the configuration leaves a choice.
+	Choice *choice.Result `json:"choice,omitempty"`
 	// Takeover is how this mode stands to others on the node.
 	Takeover takeover.Status `json:"takeover,omitzero"`
 	// HealthChecks is how the endpoints stand that are probed.
@@ -133,6 +136,9 @@ func writeStatus(w io.Writer, s status) error {
 	line("node", "%s", s.Node)
 	line("version", "%s, started %s", s.Version, s.Started.Format(time.RFC3339))
 	line("mode", "%s, %s", s.Loop.Mode, strings.Join(s.Loop.Families, " and "))
+	if s.Choice != nil {
+		line("", "%s", s.Choice)
+	}
 	line("sources", "%s; last confirmed %s ago", strings.Join(s.Sources, ", "), s.Loop.FactsAge.Round(time.Second))
 	line("holds", "%d Services, %d endpoints; %d Service ports planned", s.Services, s.Endpoints, s.Loop.ServicePorts)
 	switch {

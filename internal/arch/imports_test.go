@@ -46,6 +46,7 @@ var rules = []rule{
 	{"internal/cluster/kube", slices.Concat([]string{"internal/cluster", "k8s.io/client-go/...", "k8s.io/klog/v2", "golang.org/x/time/rate"}, apiTypes)},
 	{"internal/cluster/file", slices.Concat([]string{"internal/cluster", "github.com/fsnotify/fsnotify", "sigs.k8s.io/yaml", "sigs.k8s.io/json"}, apiTypes)},
 	{"internal/dataplane", []string{"internal/plan", "internal/sys/conntrack", "golang.org/x/time/rate"}},
+	{"internal/choice", nil},
 	{"internal/takeover", []string{"internal/plan", "internal/dataplane"}},
 	{"internal/probe", []string{"internal/plan", "internal/dataplane", "golang.org/x/time/rate"}},
 	{"internal/health", []string{"internal/plan", "golang.org/x/sys/..."}},

@@ -134,8 +134,12 @@ func (c *Config) Choose(mode string) (*Config, error) {
 // mode checks the mode's name and takes what depends on it from its section.
 func (r *resolver) mode(c *Config, p *v1alpha1.KubeProxyConfiguration) {
 	for i, m := range c.Preference {
+		name := ""
+		if len(c.Preference) > 1 {
+			name = fmt.Sprintf("%q ", m)
+		}
 		if !slices.Contains(Modes[:], m) {
-			r.invalid("mode", string(p.Mode), fmt.Sprintf("%q is not a mode; use %s, several of them in the order of preference, %s, or leave it empty for %s", m, strings.Join(Modes[:], ", "), Auto, defaultMode))
+			r.invalid("mode", string(p.Mode), fmt.Sprintf("%sis not a mode; use %s, several of them in the order of preference, %s, or leave it empty for %s", name, strings.Join(Modes[:], ", "), Auto, defaultMode))
 		}
 		if slices.Contains(c.Preference[:i], m) {
 			r.invalid("mode", string(p.Mode), m+" is there twice; keep one")
