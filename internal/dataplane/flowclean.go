@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -12,7 +13,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
-// flowCleaner removes stale UDP flows after the kernel was programmed, on its own
+// flowCleaner removes stale UDP flows, and TCP flows that are to end, after the kernel was programmed, on its own
 // goroutine: a table of a million flows takes a while to walk, and the next sync
 // does not wait for it.
 type flowCleaner struct {
@@ -23,14 +24,16 @@ type flowCleaner struct {
 
 	mu      sync.Mutex // guards all below
 	due     flowChecks
+	endings endings
 	node    *plan.Node // the newest
 	running bool
-	deleted uint64
+	deleted uint64 // UDP
+	ended   uint64 // TCP
 	lastErr error
 }
 
 func newFlowCleaner(t FlowTable, s Stats, log *slog.Logger) *flowCleaner {
-	return &flowCleaner{table: t, stats: s, log: log, wake: make(chan struct{}, 1), due: flowChecks{}}
+	return &flowCleaner{table: t, stats: s, log: log, wake: make(chan struct{}, 1), due: flowChecks{}, endings: endings{}}
 }
 
 // add takes up an update that is in the kernel. After the first full sync of a
@@ -40,7 +43,8 @@ func (c *flowCleaner) add(u *plan.Update, first bool) {
 	c.mu.Lock()
 	c.node = u.Plan.Node
 	c.due.add(u, first)
-	work := len(c.due) > 0
+	c.endings.add(u, time.Now())
+	work := len(c.due) > 0 || len(c.endings) > 0
 	c.mu.Unlock()
 	if !work {
 		return
@@ -54,7 +58,7 @@ func (c *flowCleaner) add(u *plan.Update, first bool) {
 func (c *flowCleaner) status() FlowStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := FlowStatus{Pending: c.running || len(c.due) > 0, Deleted: c.deleted}
+	s := FlowStatus{Pending: c.running || len(c.due) > 0, Deleted: c.deleted, Ended: c.ended, Ending: len(c.endings)}
 	if c.lastErr != nil {
 		s.LastError = c.lastErr.Error()
 	}
@@ -65,14 +69,19 @@ func (c *flowCleaner) run(ctx context.Context) {
 	var retry <-chan time.Time
 	failures := 0
 	for {
+		var timer <-chan time.Time
+		if at, ok := c.next(); ok && retry == nil {
+			timer = time.After(time.Until(at))
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.wake:
 		case <-retry:
+		case <-timer:
 		}
 		retry = nil
-		err := c.clean(ctx)
+		err := errors.Join(c.clean(ctx), c.end(ctx))
 		if ctx.Err() != nil {
 			return
 		}
@@ -83,11 +92,49 @@ func (c *flowCleaner) run(ctx context.Context) {
 		pause := backoff(failures, time.Second, time.Minute, nil)
 		failures++
 		retry = time.After(pause)
-		c.log.Warn("stale UDP flows could not be removed", "error", err, "failures", failures, "retry", pause)
+		c.log.Warn("stale flows could not be removed", "error", err, "failures", failures, "retry", pause)
 	}
 }
 
-// clean does what is due. What fails stays due.
+func (c *flowCleaner) next() (time.Time, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.endings.next()
+}
+
+// end ends the TCP flows that are due. What fails stays due.
+func (c *flowCleaner) end(ctx context.Context) error {
+	var failed error
+	for _, f := range plan.Families {
+		c.mu.Lock()
+		due := c.endings.due(f, time.Now())
+		c.mu.Unlock()
+		if len(due) == 0 {
+			continue
+		}
+		to, ends := due.rules()
+		var ended int
+		err := guard("end TCP flows", func() (err error) {
+			ended, err = c.table.DeleteTCP(ctx, to, ends)
+			return err
+		})
+		c.stats.Add("svcproxy_tcp_flows_ended_total", float64(ended), f.String())
+		if ended > 0 {
+			c.log.Info("TCP flows to endpoints that are gone or fail ended", "family", f, "flows", ended)
+		}
+		c.mu.Lock()
+		c.ended += uint64(ended)
+		if err == nil {
+			c.endings.done(due)
+		} else {
+			c.lastErr, failed = err, err
+		}
+		c.mu.Unlock()
+	}
+	return failed
+}
+
+// clean does what is due for UDP. What fails stays due.
 func (c *flowCleaner) clean(ctx context.Context) error {
 	c.mu.Lock()
 	due, node := c.due, c.node

@@ -41,14 +41,15 @@ type Health interface {
 	SetPorts(ports map[plan.HealthID]plan.HealthPort, node *plan.Node)
 }
 
-// FlowTable is the kernel's connection tracking table, of which only UDP flows
-// matter here.
+// FlowTable is the kernel's connection tracking table.
 type FlowTable interface {
 	// DeleteUDP removes those UDP flows with an original destination among to
 	// (all of one family) for which stale is true; from is where replies come
 	// from, which is the endpoint of a translated flow. It returns how many it
 	// deleted, also with an error.
 	DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort) bool) (int, error)
+	// DeleteTCP does the same to TCP flows; answered: the endpoint sent something.
+	DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool) (int, error)
 }
 
 // Settings may change while the loop runs.
@@ -74,7 +75,7 @@ type Config struct {
 	Log    *slog.Logger
 	Stats  Stats
 	Health Health               // nil: nobody is told
-	Flows  FlowTable            // nil: stale UDP flows are left alone
+	Flows  FlowTable            // nil: all flows are left alone
 	Follow []Follower           // are told of each update that was applied, in order
 	Notes  func([]plan.Note)    // receives the planner's and the loop's remarks; must not block
 	Age    func() time.Duration // since the facts were last confirmed

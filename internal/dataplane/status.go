@@ -47,10 +47,13 @@ type Quarantine struct {
 	InForce bool `json:"inForce"`
 }
 
-// FlowStatus is how the removal of stale UDP flows stands.
+// FlowStatus is how the removal of stale UDP flows stands, and the end of TCP flows.
 type FlowStatus struct {
-	Pending   bool   `json:"pending"`
-	Deleted   uint64 `json:"deleted"`
+	Pending bool   `json:"pending"`
+	Deleted uint64 `json:"deleted"` // UDP
+	Ended   uint64 `json:"ended"`   // TCP
+	// Ending counts endpoints that vanished whose flows are going to be ended.
+	Ending    int    `json:"ending,omitempty"`
 	LastError string `json:"lastError,omitempty"`
 }
 
