@@ -360,6 +360,9 @@ func (k *kernel) launch() error {
 	return err
 }
 
+// userspaceMode is the mode in which the process itself carries connections.
+const userspaceMode = "userspace"
+
 func (k *kernel) stopProxy(kill bool) error {
 	if k.proxy == nil {
 		return world.Usagef("the proxy does not run")
@@ -369,7 +372,17 @@ func (k *kernel) stopProxy(kill bool) error {
 	return p.End(kill)
 }
 
+// restart ends the proxy and starts it again; in userspace mode the successor comes
+// first, as in an upgrade, and takes over what the process itself serves, unless it is
+// killed or the mode changes.
 func (k *kernel) restart(kill bool, mode string) error {
+	if k.mode == userspaceMode && !kill && k.proxy != nil && (mode == "" || mode == k.mode) {
+		predecessor := k.proxy
+		if err := k.launch(); err != nil {
+			return err
+		}
+		return predecessor.Terminate()
+	}
 	if k.proxy != nil {
 		if err := k.stopProxy(kill); err != nil {
 			return err

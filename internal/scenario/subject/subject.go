@@ -115,6 +115,14 @@ func Start(node *lab.Host, command []string, out *Output) (*Process, error) {
 	return p, nil
 }
 
+// Terminate asks the process to end and does not wait for it.
+func (p *Process) Terminate() error {
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("send %s to the proxy: %w", syscall.SIGTERM, err)
+	}
+	return nil
+}
+
 // End stops the process and waits for its end.
 func (p *Process) End(kill bool) error {
 	signal := syscall.SIGTERM
