@@ -80,7 +80,6 @@ var table = []spec{
 	{"svcproxy_kube_proxy_running", gauge, nil, nil, nil, "1 while a kube-proxy runs on this node too."},
 	{"svcproxy_quarantined_service_ports", gauge, nil, nil, nil, "Service ports that the kernel refuses."},
 	{"svcproxy_tcp_flows_ended_total", counter, family, nil, nil, "TCP flows removed from connection tracking, whose endpoint vanished or failed before it answered."},
-	{"svcproxy_tcp_flows_ended_total", counter, family, nil, nil, "TCP flows removed from connection tracking, whose endpoint vanished or failed before it answered."},
 	{"svcproxy_health_check_targets", gauge, nil, nil, nil, "Places at which endpoints are probed."},
 	{"svcproxy_health_check_failing_targets", gauge, nil, nil, nil, "Places whose endpoints fail their health check."},
 	{"svcproxy_health_check_late_seconds", gauge, nil, nil, nil, "How late the last probe began; it grows when more are due than may be sent."},
