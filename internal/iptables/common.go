@@ -86,6 +86,10 @@ func (r *renderer) filterServices(d *dispatch) {
 		if len(d.external)+len(d.extPorts) > 0 {
 			r.Add(rule.Comment("external addresses, from this node"), rule.SrcLocal, rule.Jump(chainExternal))
 		}
+		slices.SortFunc(d.inRange, netip.Addr.Compare)
+		for _, a := range slices.Compact(d.inRange) {
+			r.Add(rule.ToAddr(a), rule.Comment("an external address of a Service"), rule.Return)
+		}
 		for _, p := range r.node.ServiceCIDRs {
 			if plan.FamilyOf(p.Addr()) == r.family {
 				r.Add(rule.To(p.Masked()), rule.Comment("no Service has the address"), rule.Drop)

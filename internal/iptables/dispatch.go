@@ -2,6 +2,8 @@ package iptables
 
 import (
 	"iter"
+	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -20,6 +22,7 @@ type dispatch struct {
 	firewall  []rule.Entry // filter: source ranges
 	own       rule.Cover   // filter: frontends forwarded with the client's own address
 	ownPorts  []rule.Entry // and their node ports
+	inRange   []netip.Addr // external addresses within Service ranges
 }
 
 // collect adds one Service port.
@@ -31,6 +34,11 @@ func (r *renderer) collect(d *dispatch, sp *plan.ServicePort) {
 		dst := ""
 		if f.Kind != plan.NodePort {
 			dst = rule.ToAddr(f.Addr)
+		}
+		if f.Kind == plan.ExternalIP || f.Kind == plan.LoadBalancerIP {
+			if slices.ContainsFunc(r.node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(f.Addr) }) {
+				d.inRange = append(d.inRange, f.Addr)
+			}
 		}
 		line := func(remark, target string) []string {
 			return []string{rule.Join(dst, rule.Protocol(p), rule.Comment(v.name+remark), rule.DPort(p, f.Port), target)}

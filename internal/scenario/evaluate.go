@@ -31,15 +31,16 @@ type evaluation struct {
 	w       *world.World
 	state   *cluster.State
 	sink    cluster.Sink
-	planner *planner.Planner // nil before start
-	plan    *plan.Plan       // as of the last sync
+	cidrs   map[string][]netip.Prefix // by the ServiceCIDR's name
+	planner *planner.Planner          // nil before start
+	plan    *plan.Plan                // as of the last sync
 	args    []string
 	last    []byte // the last `config`
 }
 
 func newEvaluation(w *world.World) *evaluation {
 	s := cluster.NewState(time.Now)
-	e := &evaluation{w: w, state: s}
+	e := &evaluation{w: w, state: s, cidrs: map[string][]netip.Prefix{}}
 	e.sink = s.Sink("scenario", cluster.Services, cluster.Slices, cluster.Nodes, cluster.ServiceCIDRs)
 	for _, k := range []cluster.Kind{cluster.Services, cluster.Slices, cluster.Nodes, cluster.ServiceCIDRs} {
 		e.sink.Synced(k)
@@ -69,7 +70,8 @@ func (e *evaluation) put(o world.Object) error {
 			e.sink.SetNode(cluster.ReduceNode(o))
 		}
 	case *networkingv1.ServiceCIDR:
-		e.sink.SetServiceCIDRs(cluster.ReduceServiceCIDR(o))
+		e.cidrs[o.Name] = cluster.ReduceServiceCIDR(o)
+		e.setServiceCIDRs()
 	}
 	return nil
 }
@@ -85,10 +87,17 @@ func (e *evaluation) remove(k world.Key) error {
 		if k.Name == e.w.NodeName {
 			e.sink.SetNode(nil)
 		}
+	case "ServiceCIDR":
+		delete(e.cidrs, k.Name)
+		e.setServiceCIDRs()
 	case "Endpoints":
 		return errors.New("delete Endpoints: not on the plan; guard the line with [!mode:plan]")
 	}
 	return nil
+}
+
+func (e *evaluation) setServiceCIDRs() {
+	e.sink.SetServiceCIDRs(slices.Concat(slices.Collect(maps.Values(e.cidrs))...))
 }
 
 // config puts a fragment in force as a running proxy does: a faulty one is ignored.

@@ -74,11 +74,11 @@ func (k *Tables) Watch(ctx context.Context, ours func(nft.Table) bool, ready cha
 				seen = nil
 				continue
 			}
-			if slices.Contains(own, m.Header.PID) || len(seen) >= mostEvents {
+			if slices.Contains(own, m.Header.PID) {
 				continue
 			}
 			if e := parseEvent(kind, m.Data); e.What != "" && ours(e.Table) {
-				seen = append(seen, e)
+				seen = note(seen, e, kind == unix.NFT_MSG_DELTABLE)
 			}
 		}
 	}
@@ -112,6 +112,18 @@ func refuse(c *netlink.Conn, ports []uint32) error {
 
 // mostEvents bounds how much of one commit is told.
 const mostEvents = 8
+
+// note adds an event to those of its commit, once. That a table is gone says all
+// about it.
+func note(seen []nft.Event, e nft.Event, gone bool) []nft.Event {
+	if gone {
+		seen = slices.DeleteFunc(seen, func(s nft.Event) bool { return s.Table == e.Table })
+	}
+	if len(seen) < mostEvents && !slices.Contains(seen, e) {
+		seen = append(seen, e)
+	}
+	return seen
+}
 
 // committer says who made a commit.
 func committer(b []byte) string {
@@ -149,7 +161,7 @@ func parseEvent(kind int, b []byte) nft.Event {
 		}
 	})
 	what, ok := map[int]string{
-		unix.NFT_MSG_DELTABLE: "was deleted", unix.NFT_MSG_NEWCHAIN: "chain %s was changed", unix.NFT_MSG_DELCHAIN: "chain %s was deleted",
+		unix.NFT_MSG_DELTABLE: "it was deleted", unix.NFT_MSG_NEWCHAIN: "chain %s was changed", unix.NFT_MSG_DELCHAIN: "chain %s was deleted",
 		unix.NFT_MSG_NEWRULE: "a rule was added to chain %s", unix.NFT_MSG_DELRULE: "a rule of chain %s was deleted",
 		unix.NFT_MSG_NEWSET: "set %s was changed", unix.NFT_MSG_DELSET: "set %s was deleted",
 		unix.NFT_MSG_NEWSETELEM: "elements were added to %s", unix.NFT_MSG_DELSETELEM: "elements of %s were deleted",
