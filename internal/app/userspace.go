@@ -8,10 +8,22 @@ import (
 
 // userspaceOptions says to userspace mode what is configured.
 func userspaceOptions(c *config.Config) userspace.Options {
-	return userspace.Options{Relay: relayOptions(c)}
+	u := &c.Userspace
+	return userspace.Options{
+		Ports:        userspace.PortRange{First: u.FirstPort, Last: u.LastPort},
+		Blocks:       userspace.Blocks{V4: u.Listen4, V6: u.Listen6},
+		RouteBit:     u.RouteBit,
+		DrainTimeout: u.DrainTimeout,
+		Relay:        relayOptions(c),
+	}
 }
 
 // relayOptions says to a relay what is configured.
-func relayOptions(*config.Config) relay.Options {
-	return relay.Options{}
+func relayOptions(c *config.Config) relay.Options {
+	u := &c.Userspace
+	return relay.Options{
+		ConnectTimeouts: u.ConnectTimeouts,
+		Ejection:        relay.Ejection{Failures: u.EjectAfter, For: u.EjectFor},
+		UDPTimeout:      u.UDPTimeout,
+	}
 }

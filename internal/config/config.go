@@ -97,6 +97,7 @@ type Config struct {
 	Conntrack        Conntrack
 	ConfigSyncPeriod time.Duration
 	HealthCheck      HealthCheck
+	Userspace        UserspaceOptions
 	Log              Log
 
 	defaultNodePorts bool                            // nobody chose NodePortAddresses

@@ -32,6 +32,7 @@ type Flags struct {
 	iptablesSync, iptablesMinSync time.Duration
 	ipvsSync, ipvsMinSync         time.Duration
 	stalenessLimit                time.Duration
+	udpTimeout                    time.Duration
 
 	set *pflag.FlagSet
 }
@@ -124,6 +125,8 @@ func (f *Flags) registerSync(fs *pflag.FlagSet) {
 	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", "the kernel's scheduler in ipvs mode; default rr")
 	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "virtual servers in these `CIDRs` are never touched in ipvs mode")
 	fs.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, "in ipvs mode set arp_ignore to 1 and arp_announce to 2")
+	fs.StringVar(&c.PortRange, "proxy-port-range", "", "`ports` on which userspace mode listens: first-last, first+more, one port; 0-0 or nothing leaves the choice to the kernel")
+	fs.DurationVar(&f.udpTimeout, "udp-timeout", 0, "the time without a datagram after which userspace mode ends a UDP flow; 0 for 30s")
 	fs.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "idle timeout of TCP connections in ipvs mode; 0 leaves the kernel's")
 	fs.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "timeout of TCP connections after a FIN in ipvs mode; 0 leaves the kernel's")
 	fs.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "timeout of UDP flows in ipvs mode; 0 leaves the kernel's")

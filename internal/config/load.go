@@ -3,6 +3,7 @@ package config
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +29,9 @@ import (
 func (f *Flags) Load(read func(string) ([]byte, error)) (*Config, []string, error) {
 	warnings := retiredFlagWarnings(f.set)
 	proxy, own := f.fromFlags(), OwnConfiguration{}
+	if f.set.Changed("udp-timeout") {
+		own.Userspace.UDPIdleTimeout = &metav1.Duration{Duration: f.udpTimeout}
+	}
 	if f.ConfigFile != "" {
 		data, err := read(f.ConfigFile)
 		if err != nil {
@@ -52,6 +56,7 @@ func (f *Flags) Load(read func(string) ([]byte, error)) (*Config, []string, erro
 	f.overlayOwn(&own)
 	own.setDefaults()
 	warnings = append(warnings, settingWarnings(proxy)...)
+	warnings = append(warnings, userspaceWarnings(preferred(string(proxy.Mode)), proxy.PortRange, &own.Userspace)...)
 	c, err := resolve(proxy, own, f.master, "")
 	if err != nil {
 		return nil, warnings, err
@@ -149,6 +154,11 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, OwnConfiguration, []
 			return nil, own, warnings, fmt.Errorf("document %d: a second %s; keep one", n, t.Kind)
 		}
 		seen[t.Kind] = true
+		if target == proxy && own.Userspace.UDPIdleTimeout == nil {
+			if own.Userspace.UDPIdleTimeout, err = formerUDPTimeout(body); err != nil {
+				return nil, own, warnings, fmt.Errorf("document %d: %w", n, err)
+			}
+		}
 		more, err := decodeInto(body, target)
 		warnings = append(warnings, more...)
 		if err != nil {
@@ -181,6 +191,9 @@ func decodeInto(body []byte, target any) (warnings []string, err error) {
 	}
 	for _, e := range strict {
 		path, ok := fieldOf(e.Error())
+		if path == fieldUDPTimeout {
+			continue
+		}
 		if why := retiredField(path); ok && why != "" {
 			warnings = append(warnings, fmt.Sprintf("configuration field %s is retired: %s; remove it", path, why))
 			continue
@@ -190,12 +203,27 @@ func decodeInto(body []byte, target any) (warnings []string, err error) {
 	return warnings, nil
 }
 
+// fieldUDPTimeout is a field that v1alpha1 had when kube-proxy had a userspace mode.
+const fieldUDPTimeout = "udpIdleTimeout"
+
+// formerUDPTimeout takes it from a document.
+func formerUDPTimeout(body []byte) (*metav1.Duration, error) {
+	var former struct {
+		Value *json.RawMessage `json:"udpIdleTimeout"`
+	}
+	if err := json.Unmarshal(body, &former); err != nil || former.Value == nil {
+		return nil, nil // what is wrong elsewhere is said by the decoder of the whole
+	}
+	var d metav1.Duration
+	if err := json.Unmarshal(*former.Value, &d); err != nil {
+		return nil, fmt.Errorf("%s: %s cannot be used; give a time like 30s", fieldUDPTimeout, *former.Value)
+	}
+	return &d, nil
+}
+
 // settingWarnings names settings that are valid and have no effect.
 func settingWarnings(c *v1alpha1.KubeProxyConfiguration) []string {
 	var out []string
-	if c.PortRange != "" {
-		out = append(out, fmt.Sprintf("configuration field portRange is retired: %s; remove it", goneUserspace))
-	}
 	if c.WindowsRunAsService || c.Winkernel != (v1alpha1.KubeProxyWinkernelConfiguration{}) {
 		out = append(out, "configuration fields winkernel and windowsRunAsService only have an effect on Windows; remove them")
 	}

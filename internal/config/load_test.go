@@ -79,6 +79,7 @@ func TestDefaults(t *testing.T) {
 		Conntrack:        Conntrack{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour},
 		ConfigSyncPeriod: 15 * time.Minute,
 		HealthCheck:      HealthCheck{ProbesPerSecond: 100},
+		Userspace:        UserspaceOptions{UDPTimeout: 30 * time.Second, RouteBit: 15},
 	}
 	if diff := cmp.Diff(want, mustLoad(t), equalConfigs); diff != "" {
 		t.Errorf("flags, -want +have:\n%s", diff)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"reflect"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,6 +34,7 @@ type OwnConfiguration struct {
 	ServiceProxyName string           `json:"serviceProxyName,omitempty"`
 	StalenessLimit   *metav1.Duration `json:"stalenessLimit,omitempty"`
 	HealthCheck      OwnHealthCheck   `json:"healthCheck,omitempty"`
+	Userspace        OwnUserspace     `json:"userspace,omitempty"`
 }
 
 // OwnHealthCheck is about the health checks of endpoints.
@@ -58,7 +60,8 @@ func (o *OwnConfiguration) setDefaults() {
 // isDefault reports whether the document says nothing.
 func (o *OwnConfiguration) isDefault() bool {
 	return len(o.Manifests) == 0 && o.ServiceProxyName == "" && o.StalenessLimit.Duration == defaultStaleness &&
-		o.HealthCheck.Default == "" && *o.HealthCheck.ProbesPerSecond == defaultProbes
+		o.HealthCheck.Default == "" && *o.HealthCheck.ProbesPerSecond == defaultProbes &&
+		reflect.DeepEqual(o.Userspace, OwnUserspace{})
 }
 
 // healthCheck parses what is said about the health checks of endpoints.

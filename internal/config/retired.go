@@ -13,7 +13,6 @@ import (
 type retired string
 
 const (
-	goneUserspace retired = "it belonged to kube-proxy's userspace mode and has no effect"
 	goneCleanup   retired = "use --cleanup, which removes the rules of every mode"
 	goneCadvisor  retired = "it never concerned a proxy and has no effect"
 	goneContainer retired = "the process is not moved into a container of its own; it has no effect"
@@ -25,8 +24,6 @@ const (
 // they take.
 func retiredFlags() (strings, bools map[string]retired) {
 	strings = map[string]retired{
-		"proxy-port-range":                goneUserspace,
-		"udp-timeout":                     goneUserspace,
 		"resource-container":              goneContainer,
 		"boot-id-file":                    goneCadvisor,
 		"machine-id-file":                 goneCadvisor,
@@ -87,8 +84,6 @@ func retiredFlagWarnings(fs *pflag.FlagSet) []string {
 // has, "" for a field that it never had.
 func retiredField(path string) retired {
 	switch path {
-	case "udpIdleTimeout":
-		return goneUserspace
 	case "resourceContainer":
 		return goneContainer
 	case "ipvs.masqueradeAll":
