@@ -47,8 +47,8 @@ type Options struct {
 	// MaxAffinity bounds the clients remembered for each Service with affinity; beyond
 	// it the one that has been away the longest is forgotten. 0: 65,536.
 	MaxAffinity int
-	// Mark is put on the packets of sockets that use a client's address, so that the
-	// caller's rules can bring the answers back to them; 0: none.
+	// Mark is put on the packets to endpoints, so that the caller's rules do not lead them
+	// back here, and can bring the answers to sockets that use a client's address; 0: none.
 	Mark uint32
 	// Inherited are the listening sockets of a predecessor, which Listen goes on with.
 	Inherited *Inheritance

@@ -165,9 +165,9 @@ func (d *datagrams) begin(i int, key flowKey) *flow {
 
 func (f *flow) dial(route plan.Route) error {
 	l := f.in.loop
-	d := socket.Dialing{To: f.endpoint.Addr, UDP: true, Options: socket.DatagramOptions(f.endpoint.Addr.Addr())}
+	d := socket.Dialing{To: f.endpoint.Addr, Mark: l.relay.opts.Mark, UDP: true, Options: socket.DatagramOptions(f.endpoint.Addr.Addr())}
 	if keepsClient(f.key.client.Addr(), f.endpoint.Addr.Addr(), route, f.service.balancer.Policy()) {
-		d.From, d.Mark = f.key.client.Addr(), l.relay.opts.Mark
+		d.From = f.key.client.Addr()
 	}
 	fd, err := socket.Dial(d)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 type Dialing struct {
 	To      netip.AddrPort
 	From    netip.Addr // the client's, if the endpoint is to see it; else the kernel's choice
-	Mark    uint32     // with From; 0: none
+	Mark    uint32     // of its packets; 0: none
 	UDP     bool
 	Options []Option
 }
@@ -46,6 +46,11 @@ func (d Dialing) prepare(fd int) error {
 	if d.UDP {
 		joinDatagrams(fd)
 	}
+	if d.Mark != 0 {
+		if err := setOptions(fd, Option{unix.SOL_SOCKET, unix.SO_MARK, int(d.Mark), "SO_MARK, which needs CAP_NET_ADMIN"}); err != nil {
+			return err
+		}
+	}
 	if !d.From.IsValid() {
 		return nil
 	}
@@ -57,9 +62,6 @@ func (d Dialing) prepare(fd int) error {
 		// The port is chosen at connect, when the endpoint is known: the client's
 		// address has all ports for each of them. This one has no IPv6 name.
 		options = append(options, Option{unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1, "IP_BIND_ADDRESS_NO_PORT"})
-	}
-	if d.Mark != 0 {
-		options = append(options, Option{unix.SOL_SOCKET, unix.SO_MARK, int(d.Mark), "SO_MARK, which needs CAP_NET_ADMIN"})
 	}
 	if err := setOptions(fd, options...); err != nil {
 		return err
