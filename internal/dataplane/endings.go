@@ -29,6 +29,8 @@ type ending struct {
 type endingOf struct {
 	at time.Time
 	to map[netip.AddrPort]struct{} // original destinations
+	// instead is an endpoint that takes new flows, invalid: there is none.
+	instead netip.AddrPort
 }
 
 // add takes up what u changed.
@@ -39,10 +41,14 @@ func (e endings) add(u *plan.Update, now time.Time) {
 			changes[c.ID] = c.New
 		}
 	}
-	for k := range e { // the Service does not ask any more, or the endpoint is back
-		sp, changed := changes[k.id]
-		if changed && !k.unanswered && (sp == nil || sp.Chosen().VanishedTimeout == 0 || sp.Lists(k.endpoint)) {
-			delete(e, k)
+	for k, of := range e {
+		switch sp, changed := changes[k.id]; {
+		case !changed:
+		case !k.unanswered && (sp == nil || sp.Chosen().VanishedTimeout == 0 || sp.Lists(k.endpoint)):
+			delete(e, k) // the Service does not ask any more, or the endpoint is back
+		default:
+			of.instead = anyTaker(sp)
+			e[k] = of
 		}
 	}
 	for _, c := range u.Changed {
@@ -60,7 +66,22 @@ func (e endings) put(k ending, c plan.Change, node *plan.Node, at time.Time) {
 	for dst := range destinations(c.Old, node) {
 		to[dst] = struct{}{}
 	}
-	e[k] = endingOf{at: at, to: to}
+	e[k] = endingOf{at: at, to: to, instead: anyTaker(c.New)}
+}
+
+// anyTaker returns an endpoint of sp that takes new flows, invalid: there is none.
+func anyTaker(sp *plan.ServicePort) netip.AddrPort {
+	if sp == nil {
+		return netip.AddrPort{}
+	}
+	for _, pool := range sp.Pools {
+		for _, e := range pool {
+			if e.Weight > 0 {
+				return e.Addr
+			}
+		}
+	}
+	return netip.AddrPort{}
 }
 
 // failed returns the endpoints of a TCP port with a health check that take new flows
@@ -114,11 +135,14 @@ func (e endings) done(carried endings) {
 // endingFlow is a flow's original destination and where its replies come from.
 type endingFlow struct{ to, from netip.AddrPort }
 
-// rules returns the destinations to look at, sorted, and which of their flows end.
-func (e endings) rules() (to []netip.AddrPort, ends func(to, from netip.AddrPort, answered bool) bool) {
+// rules returns the destinations to look at, sorted, which of their flows end, and an
+// endpoint of each.
+func (e endings) rules() (to []netip.AddrPort, ends func(to, from netip.AddrPort, answered bool) bool, instead func(to netip.AddrPort) netip.AddrPort) {
 	all := map[endingFlow]bool{} // whether only unanswered ones
+	takers := map[netip.AddrPort]netip.AddrPort{}
 	for k, of := range e {
 		for dst := range of.to {
+			takers[dst] = of.instead
 			f := endingFlow{dst, k.endpoint}
 			if only, ok := all[f]; !ok || only {
 				all[f] = k.unanswered
@@ -127,8 +151,9 @@ func (e endings) rules() (to []netip.AddrPort, ends func(to, from netip.AddrPort
 		}
 	}
 	slices.SortFunc(to, netip.AddrPort.Compare)
-	return slices.Compact(to), func(to, from netip.AddrPort, answered bool) bool {
+	ends = func(to, from netip.AddrPort, answered bool) bool {
 		only, ok := all[endingFlow{to, from}]
 		return ok && !(only && answered)
 	}
+	return slices.Compact(to), ends, func(to netip.AddrPort) netip.AddrPort { return takers[to] }
 }

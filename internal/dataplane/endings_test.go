@@ -12,7 +12,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
 )
 
-func (t *blockingTable) DeleteTCP(context.Context, []netip.AddrPort, func(to, from netip.AddrPort, answered bool) bool) (int, error) {
+func (t *blockingTable) DeleteTCP(context.Context, []netip.AddrPort, func(to, from netip.AddrPort, answered bool) bool, func(netip.AddrPort) netip.AddrPort) (int, error) {
 	return 0, nil
 }
 

@@ -112,10 +112,10 @@ func (c *flowCleaner) end(ctx context.Context) error {
 		if len(due) == 0 {
 			continue
 		}
-		to, ends := due.rules()
+		to, ends, instead := due.rules()
 		var ended int
 		err := guard("end TCP flows", func() (err error) {
-			ended, err = c.table.DeleteTCP(ctx, to, ends)
+			ended, err = c.table.DeleteTCP(ctx, to, ends, instead)
 			return err
 		})
 		c.stats.Add("svcproxy_tcp_flows_ended_total", float64(ended), f.String())

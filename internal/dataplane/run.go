@@ -49,7 +49,9 @@ type FlowTable interface {
 	// deleted, also with an error.
 	DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort) bool) (int, error)
 	// DeleteTCP does the same to TCP flows; answered: the endpoint sent something.
-	DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool) (int, error)
+	// Clients of those that were answered are to see a reset with their next packet,
+	// which instead, an endpoint for flows to to, sends if need be; invalid: none.
+	DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool, instead func(to netip.AddrPort) netip.AddrPort) (int, error)
 }
 
 // Settings may change while the loop runs.

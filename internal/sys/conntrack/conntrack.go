@@ -4,7 +4,9 @@
 //
 // Which flows are to go is decided by the caller. A TCP flow whose entry is removed
 // begins anew with its next packet, as if that were the first: to an endpoint that
-// knows nothing of it and answers with a reset.
+// knows nothing of it and answers with a reset. Where the kernel takes up no
+// connection in its middle (nf_conntrack_tcp_loose is 0), an entry that leads to such
+// an endpoint takes the place of the removed one.
 package conntrack
 
 import (
@@ -13,7 +15,9 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/mdlayher/netlink"
@@ -95,9 +99,61 @@ func (k *Kernel) DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(
 	return k.deleteTo(ctx, udp, to, func(f *Flow) bool { return stale(f.Dst, f.From) })
 }
 
-// DeleteTCP does the same to TCP flows; answered: the endpoint sent something.
-func (k *Kernel) DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool) (int, error) {
-	return k.deleteTo(ctx, tcp, to, func(f *Flow) bool { return stale(f.Dst, f.From, f.Answered) })
+// DeleteTCP does the same to TCP flows; answered: the endpoint sent something. instead
+// returns an endpoint that answers packets in the middle of an unknown connection to
+// to with a reset, which the clients of flows that were answered are to see; invalid:
+// there is none.
+func (k *Kernel) DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool, instead func(to netip.AddrPort) netip.AddrPort) (int, error) {
+	strict := k.strict()
+	var replaced []Flow
+	n, err := k.deleteTo(ctx, tcp, to, func(f *Flow) bool {
+		ends := stale(f.Dst, f.From, f.Answered)
+		if ends && strict && f.Answered && len(replaced) < mostReplaced {
+			r := *f
+			if r.From = instead(f.Dst); r.From.IsValid() {
+				replaced = append(replaced, r)
+			}
+		}
+		return ends
+	})
+	if err != nil || len(replaced) == 0 {
+		return n, err
+	}
+	return n, replace(replaced)
+}
+
+// mostReplaced bounds the memory for flows that are replaced.
+const mostReplaced = 1 << 16
+
+// strict reports whether the kernel takes up no connection in its middle.
+func (k *Kernel) strict() bool {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
+	return err == nil && strings.TrimSpace(string(b)) == "0"
+}
+
+// replace puts entries into the table that lead established connections to f.From.
+func replace(flows []Flow) error {
+	c, err := dial()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	family, err := familyOf([]netip.AddrPort{flows[0].Dst})
+	if err != nil {
+		return err
+	}
+	var failed error
+	for i := range flows {
+		_, err := c.Execute(netlink.Message{
+			Header: netlink.Header{Type: msgNew, Flags: netlink.Request | netlink.Create | netlink.Excl | netlink.Acknowledge},
+			Data:   createRequest(family, &flows[i]),
+		})
+		// The client was faster: it began anew with this very port.
+		if err != nil && !errors.Is(err, fs.ErrExist) && failed == nil {
+			failed = fmt.Errorf("lead %s to another endpoint: %w", &flows[i], err)
+		}
+	}
+	return failed
 }
 
 // deleteTo deletes the flows of one protocol with an original destination among to.

@@ -14,6 +14,8 @@ type Fake struct {
 	// Fail, if set, is asked before each call and may return an error for it; n
 	// counts the calls from 1.
 	Fail func(n int) error
+	// Strict: no connection is taken up in its middle.
+	Strict bool
 
 	mu    sync.Mutex // guards all below
 	calls int
@@ -47,8 +49,20 @@ func (t *Fake) DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(to
 }
 
 // DeleteTCP does what Kernel.DeleteTCP does.
-func (t *Fake) DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool) (int, error) {
-	return t.deleteTo(ctx, tcp, to, func(f *Flow) bool { return stale(f.Dst, f.From, f.Answered) })
+func (t *Fake) DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool, instead func(to netip.AddrPort) netip.AddrPort) (int, error) {
+	var replaced []Flow
+	n, err := t.deleteTo(ctx, tcp, to, func(f *Flow) bool {
+		ends := stale(f.Dst, f.From, f.Answered)
+		if ends && t.Strict && f.Answered {
+			r := *f
+			if r.From = instead(f.Dst); r.From.IsValid() {
+				replaced = append(replaced, r)
+			}
+		}
+		return ends
+	})
+	t.Add(replaced...)
+	return n, err
 }
 
 func (t *Fake) deleteTo(ctx context.Context, p protocol, to []netip.AddrPort, stale func(*Flow) bool) (int, error) {

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	ct "github.com/ti-mo/conntrack"
@@ -316,7 +317,7 @@ func TestDeletesTCP(t *testing.T) {
 		return append(out, flow("10.61.1.9:1000", "10.62.0.20:80", "10.61.2.5:8080"))
 	}
 	type tcpTable interface {
-		DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool) (int, error)
+		DeleteTCP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort, answered bool) bool, instead func(netip.AddrPort) netip.AddrPort) (int, error)
 	}
 	// The first deletion takes what did not answer, the second all of one endpoint,
 	// the third the other family's.
@@ -335,7 +336,7 @@ func TestDeletesTCP(t *testing.T) {
 		} {
 			n, err := table.DeleteTCP(tb.Context(), []netip.AddrPort{ap(step.to)}, func(_, from netip.AddrPort, answered bool) bool {
 				return from == ap(step.from) && (step.answered || !answered)
-			})
+			}, func(netip.AddrPort) netip.AddrPort { return netip.AddrPort{} })
 			if have := left(); err != nil || n != step.gone || have != step.now {
 				tb.Errorf("step %d: deleted %d, error %v, left %d; want %d and %d", i, n, err, have, step.gone, step.now)
 			}
@@ -370,4 +371,70 @@ func TestDeletesTCP(t *testing.T) {
 			})
 		})
 	})
+}
+
+// TestStrict: where the kernel takes up no connection in its middle, an answered flow
+// that is deleted leads to another endpoint from then on, masqueraded as before.
+func TestStrict(t *testing.T) {
+	masqueraded := flow("198.51.100.7:2000", "192.0.2.11:30080", "10.61.2.5:8080")
+	masqueraded.To = ap("192.0.2.11:40000")
+	silent := flow("10.61.1.9:1001", "10.62.0.20:80", "10.61.2.5:8080")
+	zoned := flow("10.61.1.9:1002", "10.62.0.20:80", "10.61.2.5:8080")
+	zoned.Zone = 7
+	for _, c := range []struct {
+		flow          Flow
+		answered      bool
+		instead, want string
+	}{
+		{flow("10.61.1.9:1000", "10.62.0.20:80", "10.61.2.5:8080"), true, "10.61.3.6:9090", "10.61.3.6:9090"},
+		{flow("[2001:db8:61::9]:1000", "[2001:db8:62::20]:80", "[2001:db8:61::5]:8080"), true, "[2001:db8:61::6]:9090", "[2001:db8:61::6]:9090"},
+		{masqueraded, true, "10.61.3.6:9090", "10.61.3.6:9090"},
+		{zoned, true, "10.61.3.6:9090", "10.61.3.6:9090"},
+		{silent, false, "10.61.3.6:9090", ""},
+		{silent, true, "", ""},
+	} {
+		c.flow.TCP, c.flow.Answered = true, c.answered
+		var instead netip.AddrPort
+		want := "" // what is left
+		if c.instead != "" {
+			instead = ap(c.instead)
+		}
+		if c.want != "" {
+			f := c.flow
+			f.From = instead
+			want = f.String()
+		}
+		all := func(_, _ netip.AddrPort, _ bool) bool { return true }
+		other := func(netip.AddrPort) netip.AddrPort { return instead }
+		fake := &Fake{Strict: true}
+		fake.Add(c.flow)
+		if n, err := fake.DeleteTCP(t.Context(), []netip.AddrPort{c.flow.Dst}, all, other); n != 1 || err != nil || strings.TrimSpace(fake.String()) != want {
+			t.Errorf("%s, fake: deleted %d, error %v, left %q, want %q", c.flow, n, err, fake, want)
+		}
+		inNamespace(t, func(tb testing.TB) {
+			conn, err := ct.Dial(nil)
+			if err != nil {
+				tb.Error(err)
+				return
+			}
+			defer conn.Close()
+			create(tb, conn, unix.IPPROTO_TCP, c.flow)
+			if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", []byte("0"), 0); err != nil {
+				tb.Error(err)
+				return
+			}
+			n, err := (&Kernel{}).DeleteTCP(tb.Context(), []netip.AddrPort{c.flow.Dst}, all, other)
+			left := ""
+			family := uint8(unix.AF_INET)
+			if c.flow.Dst.Addr().Is6() {
+				family = unix.AF_INET6
+			}
+			if _, lerr := (&Kernel{}).list(tb.Context(), family, tcp, netip.AddrPort{}, func(f *Flow) error { left += f.String(); return nil }); lerr != nil {
+				tb.Error(lerr)
+			}
+			if n != 1 || err != nil || left != want {
+				tb.Errorf("%s: deleted %d, error %v, left %q, want %q", c.flow, n, err, left, want)
+			}
+		})
+	}
 }

@@ -12,13 +12,18 @@ import (
 // Numbers of linux/netfilter/nfnetlink_conntrack.h. Attribute values are big
 // endian.
 const (
+	msgNew    = unix.NFNL_SUBSYS_CTNETLINK << 8
 	msgGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 
 	attrOrig   = 1
 	attrReply  = 2
 	attrStatus = 3
+	attrProto  = 4
+	attrNATSrc = 6
+	attrLife   = 7
 	attrID     = 12
+	attrNATDst = 13
 	attrZone   = 18
 	attrFilter = 25
 
@@ -36,6 +41,24 @@ const (
 
 	// statusSeenReply is IPS_SEEN_REPLY of linux/netfilter/nf_conntrack_common.h.
 	statusSeenReply = 1 << 1
+	statusAssured   = 1 << 2
+	statusConfirmed = 1 << 3
+
+	natV4Min = 1
+	natV4Max = 2
+	natPorts = 3
+	natV6Min = 4
+	natV6Max = 5
+	portMin  = 1
+	portMax  = 2
+
+	protoTCP       = 1
+	tcpState       = 1
+	tcpFlagsOrig   = 4
+	tcpFlagsReply  = 5
+	stateEstab     = 3
+	flagBeLiberal  = 1 << 3 // the window is not known
+	secondsToReset = 300    // the life of an entry whose client is silent
 
 	filterOrigFlags = 1
 	// Which fields of the tuple a listing must match (the kernel's
@@ -87,23 +110,63 @@ func listRequest(family uint8, p protocol, dst netip.AddrPort, filter bool) []by
 	})
 }
 
-func deleteRequest(family uint8, f *Flow) []byte {
-	src, dst := uint16(ipv4Src), uint16(ipv4Dst)
-	if family == unix.AF_INET6 {
-		src, dst = ipv6Src, ipv6Dst
-	}
-	b := append(make([]byte, 0, 128), header(family)...)
-	b = nested(b, attrOrig, func(b []byte) []byte {
-		b = nested(b, tupleIP, func(b []byte) []byte {
-			b = attribute(b, src, f.Src.Addr().AsSlice()...)
-			return attribute(b, dst, f.Dst.Addr().AsSlice()...)
-		})
-		return nested(b, tupleProto, func(b []byte) []byte {
-			b = attribute(b, protoNum, protocol(f.TCP).number())
-			b = attribute(b, protoSrcPort, bytes2(f.Src.Port())...)
-			return attribute(b, protoDstPort, bytes2(f.Dst.Port())...)
+// createRequest asks for an established connection from f.Src to f.Dst that is
+// translated so that replies come from f.From and are sent to f.To.
+func createRequest(family uint8, f *Flow) []byte {
+	b := append(make([]byte, 0, 256), header(family)...)
+	b = nested(b, attrOrig, func(b []byte) []byte { return tuple(b, protocol(f.TCP), f.Src, f.Dst) })
+	b = nested(b, attrReply, func(b []byte) []byte { return tuple(b, protocol(f.TCP), f.Dst, f.Src) })
+	b = attribute(b, attrStatus, 0, 0, 0, statusSeenReply|statusAssured|statusConfirmed)
+	b = attribute(b, attrLife, 0, 0, secondsToReset>>8, secondsToReset&0xff)
+	b = nested(b, attrProto, func(b []byte) []byte {
+		return nested(b, protoTCP, func(b []byte) []byte {
+			b = attribute(b, tcpState, stateEstab)
+			b = attribute(b, tcpFlagsOrig, flagBeLiberal, flagBeLiberal) // and which of them are meant
+			return attribute(b, tcpFlagsReply, flagBeLiberal, flagBeLiberal)
 		})
 	})
+	if f.To != f.Src {
+		b = nested(b, attrNATSrc, func(b []byte) []byte { return translation(b, f.To) })
+	}
+	b = nested(b, attrNATDst, func(b []byte) []byte { return translation(b, f.From) })
+	if f.Zone != 0 {
+		b = attribute(b, attrZone, bytes2(f.Zone)...)
+	}
+	return b
+}
+
+// translation appends a range of one address and port.
+func translation(b []byte, to netip.AddrPort) []byte {
+	low, high := uint16(natV4Min), uint16(natV4Max)
+	if to.Addr().Is6() {
+		low, high = natV6Min, natV6Max
+	}
+	b = attribute(b, low, to.Addr().AsSlice()...)
+	b = attribute(b, high, to.Addr().AsSlice()...)
+	return nested(b, natPorts, func(b []byte) []byte {
+		return attribute(attribute(b, portMin, bytes2(to.Port())...), portMax, bytes2(to.Port())...)
+	})
+}
+
+// tuple appends the addresses and ports of one direction.
+func tuple(b []byte, p protocol, from, to netip.AddrPort) []byte {
+	src, dst := uint16(ipv4Src), uint16(ipv4Dst)
+	if from.Addr().Is6() {
+		src, dst = ipv6Src, ipv6Dst
+	}
+	b = nested(b, tupleIP, func(b []byte) []byte {
+		return attribute(attribute(b, src, from.Addr().AsSlice()...), dst, to.Addr().AsSlice()...)
+	})
+	return nested(b, tupleProto, func(b []byte) []byte {
+		b = attribute(b, protoNum, p.number())
+		b = attribute(b, protoSrcPort, bytes2(from.Port())...)
+		return attribute(b, protoDstPort, bytes2(to.Port())...)
+	})
+}
+
+func deleteRequest(family uint8, f *Flow) []byte {
+	b := append(make([]byte, 0, 128), header(family)...)
+	b = nested(b, attrOrig, func(b []byte) []byte { return tuple(b, protocol(f.TCP), f.Src, f.Dst) })
 	b = attribute(b, attrID, byte(f.ID>>24), byte(f.ID>>16), byte(f.ID>>8), byte(f.ID))
 	if f.Zone != 0 {
 		b = attribute(b, attrZone, bytes2(f.Zone)...)
