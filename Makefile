@@ -63,9 +63,15 @@ test-cluster: tools test ring7 ## the same, then the binary behind a real API se
 .PHONY: ring7
 ring7: packages root
 	go vet -tags cluster ./test/cluster
-	set -- $$(scripts/tools etcd kube-apiserver); \
-	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 $(GO_TEST) -tags cluster ./test/cluster \
+	set -- $$(scripts/tools etcd kube-apiserver kube-proxy); \
+	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3" $(GO_TEST) -tags cluster $(ARGS) ./test/cluster \
 		| go run ./test/verdict -title 'ring 7' -expected-skips test/expected-skips
+
+.PHONY: test-migration
+test-migration: packages root ## take over from kube-proxy 1.29, 1.33 and 1.37 under load; builds them first
+	set -- $$(scripts/tools etcd kube-apiserver kube-proxy kube-proxy-1.29 kube-proxy-1.33); \
+	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3 1.29=$$4 1.33=$$5" \
+		$(GO_TEST) -tags cluster -run TestMigration ./test/cluster | go run ./test/verdict -title 'migration' -expected-skips test/expected-skips
 
 # What test-vm runs in the emulated machine, which takes ten times as long: what this
 # system's kernel may lack, and one scenario to see that the rest of it works.

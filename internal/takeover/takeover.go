@@ -85,7 +85,7 @@ type Config struct {
 	Dial   func(ctx context.Context, addr string) (net.Conn, error)
 
 	// Look is the pause between two looks for a kube-proxy, Retry the first one
-	// after a failed attempt; it doubles up to Look. 0: 15 s and 1 s.
+	// after a failed attempt; it doubles up to Look. 0: 5 s and 1 s.
 	Look, Retry time.Duration
 }
 
@@ -119,7 +119,7 @@ type Takeover struct {
 // New returns a Takeover that has touched nothing.
 func New(cfg Config) *Takeover {
 	if cfg.Look == 0 {
-		cfg.Look = 15 * time.Second
+		cfg.Look = 5 * time.Second
 	}
 	if cfg.Retry == 0 {
 		cfg.Retry = time.Second

@@ -115,6 +115,14 @@ func mustServe(t *testing.T, w *world) {
 // mustWorld builds the lab and starts the control plane and the proxy.
 func mustWorld(t *testing.T, binary, mode string) *world {
 	t.Helper()
+	w := mustPlane(t)
+	w.startProxy(t, binary, mode)
+	return w
+}
+
+// mustPlane builds the lab and starts the control plane with the reference example.
+func mustPlane(t *testing.T) *world {
+	t.Helper()
 	l, err := lab.Build(topology())
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +140,6 @@ func mustWorld(t *testing.T, binary, mode string) *world {
 		t.Fatal(err)
 	}
 	w.admin.mustApply(t, string(manifest))
-	w.startProxy(t, binary, mode)
 	return w
 }
 

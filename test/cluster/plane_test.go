@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -153,6 +154,7 @@ current-context: x
 type program struct {
 	cmd  *exec.Cmd
 	log  string
+	from int64         // where its own part of the log begins
 	done chan struct{} // closed when it has ended; then err is set
 	err  error
 }
@@ -164,7 +166,11 @@ func mustStart(t *testing.T, host *lab.Host, log, path string, args ...string) *
 		t.Fatal(err)
 	}
 	defer out.Close()
-	p := &program{cmd: exec.Command(path, args...), log: log, done: make(chan struct{})}
+	before, err := out.Seek(0, io.SeekEnd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &program{cmd: exec.Command(path, args...), log: log, from: before, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	if err := host.Start(p.cmd); err != nil {
 		t.Fatalf("start %s: %v", path, err)
@@ -191,6 +197,15 @@ func (p *program) running() error {
 	default:
 		return nil
 	}
+}
+
+// said returns what the program has printed.
+func (p *program) said() string {
+	b, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b[min(p.from, int64(len(b))):])
 }
 
 // mustEnd sends the program a signal and waits until it has ended; it returns what
