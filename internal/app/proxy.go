@@ -112,6 +112,7 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, with chosen, lo
 		Settings: loopSettings(c),
 	})
 	p.compute()
+	p.collectRelayed(backend)
 	return p, nil
 }
 

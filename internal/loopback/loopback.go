@@ -52,10 +52,11 @@ type Forwarder struct {
 	cfg  Config
 	wake chan struct{}
 
-	mu       sync.Mutex // guards what Run has not taken up yet
+	mu       sync.Mutex // guards what Run has not taken up yet, and services
 	changed  map[plan.ID]*plan.ServicePort
 	loopback map[plan.Family]bool
 	whole    bool // a whole plan was seen
+	services map[plan.ID]*relay.Service
 
 	// Of Run's goroutine alone.
 	relay     *relay.Relay
@@ -227,7 +228,29 @@ func (f *Forwarder) serve(ctx context.Context) bool {
 			all = f.follow(ctx, id, p) && all
 		}
 	}
+	f.publish()
 	return all
+}
+
+// publish makes the Services known that there are now.
+func (f *Forwarder) publish() {
+	services := map[plan.ID]*relay.Service{}
+	for id, p := range f.ports {
+		if p.service != nil {
+			services[id] = p.service
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.services = services
+}
+
+// Services returns what is served now, or was while the Service is there, with its
+// figures. The map is not changed any more.
+func (f *Forwarder) Services() map[plan.ID]*relay.Service {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.services
 }
 
 // wanted is the address on which a Service port is to be served; the zero AddrPort:

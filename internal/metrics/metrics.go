@@ -86,7 +86,7 @@ func (m *Metrics) create(s spec) {
 		}, s.labels)
 		m.registry.MustRegister(v)
 		m.samples[s.name] = v
-	case computed: // registered by Compute
+	case computed, collected: // registered by Compute and Collect
 	}
 }
 

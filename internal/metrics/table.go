@@ -1,6 +1,10 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 type kind uint8
 
@@ -9,6 +13,9 @@ const (
 	gauge
 	histogram
 	computed // read when scraped; a counter if its name ends in _total
+	// collected is read when scraped for each of many things, see Collect; a
+	// histogram if it has buckets, a counter if its name ends in _total.
+	collected
 )
 
 // spec is one metric.
@@ -22,13 +29,16 @@ type spec struct {
 }
 
 var (
-	family = []string{"ip_family"}
+	family  = []string{"ip_family"}
+	relayed = []string{"service", "protocol", "ip_family", "via"}
 	// syncBuckets go from 1 ms to 16.384 s.
 	syncBuckets = prometheus.ExponentialBuckets(0.001, 2, 15)
 	// programmingBuckets are finest where the objective for network programming
 	// latency of Kubernetes lies, up to a minute.
 	programmingBuckets = append(append(append([]float64{0.25, 0.5},
 		prometheus.LinearBuckets(1, 1, 59)...), prometheus.LinearBuckets(60, 5, 12)...), prometheus.LinearBuckets(120, 30, 7)...)
+	// connectBuckets are those in which the relay counts.
+	connectBuckets = []float64{0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5}
 	// waitBuckets go from 1 ms to 32 s.
 	waitBuckets = prometheus.ExponentialBuckets(0.001, 2, 16)
 )
@@ -73,6 +83,13 @@ var table = []spec{
 	{"svcproxy_view_age_seconds", computed, nil, nil, nil, "Time since the facts about the cluster were last confirmed by every source."},
 	{"svcproxy_services", computed, nil, nil, nil, "Services known."},
 	{"svcproxy_endpoints", computed, nil, nil, nil, "Endpoints known."},
+	{"svcproxy_relay_connections", collected, relayed, nil, nil, "Open TCP connections and UDP flows through the process, by Service port; via says whether they came to the Service or to a node port on loopback."},
+	{"svcproxy_relay_connections_total", collected, relayed, nil, nil, "TCP connections and UDP flows that got an endpoint."},
+	{"svcproxy_relay_bytes_total", collected, append(slices.Clone(relayed), "direction"), nil, nil, "Bytes that endpoints (to_endpoint) and clients (to_client) were sent."},
+	{"svcproxy_relay_retries_total", collected, relayed, nil, nil, "Connects that were tried again at another endpoint."},
+	{"svcproxy_relay_failures_total", collected, append(slices.Clone(relayed), "reason"), nil, nil, "Flows that were refused or ended before their time."},
+	{"svcproxy_relay_connect_seconds", collected, relayed, connectBuckets, nil, "Time from accepting a client to having an endpoint, retries included."},
+	{"svcproxy_relay_services_not_shown", collected, nil, nil, nil, "Service ports with traffic through the process that are left out of the metrics above, to bound their number."},
 	{"svcproxy_synced", computed, nil, nil, nil, "1 once the whole plan was in the kernel."},
 	{"svcproxy_sync_failures_total", counter, nil, nil, nil, "Syncs that failed and were repeated."},
 	{"svcproxy_interference_total", counter, nil, nil, nil, "Times that somebody else changed the kernel's state."},

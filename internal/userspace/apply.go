@@ -211,6 +211,7 @@ func (f *family) serve(changes []*change) []error {
 		if prefer == 0 {
 			prefer = f.adopt(c.new.sp)
 		}
+		f.remarkProtocol(c.id)
 		on := f.settings.render(c.new.sp, prefer).classes
 		port, err := f.sockets.serve(c.new.sp, on, prefer)
 		if err != nil {
@@ -315,6 +316,9 @@ func (f *family) settle(c *change) {
 	case c.failed:
 	case c.new.sp == nil:
 		f.sockets.drop(c.id)
+		if c.id.Protocol == plan.SCTP {
+			delete(f.refused, c.id.Service())
+		}
 	default:
 		f.sockets.trim(c.id, c.leads.classes)
 	}

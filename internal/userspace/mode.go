@@ -135,6 +135,8 @@ type backend struct {
 	families  []*family
 	routed    bool // the routing is as it should be
 	gone      bool // a successor has taken over, or the process ends: nothing is written any more
+	remarks   []plan.Note
+	refused   map[plan.Name]bool // Services whose SCTP ports were remarked on
 
 	serving chan struct{} // closed when everything is served for the first time
 }
@@ -145,7 +147,7 @@ func newBackend(env dataplane.Env, o Options, h host) (*backend, error) {
 		return nil, fmt.Errorf("bit %d is both the masquerade bit and the bit for routing answers: choose another for one of them", o.RouteBit)
 	}
 	o.Relay.Log, o.Relay.Mark = env.Log, env.Mark()
-	b := &backend{env: env, opts: o, host: h, serving: make(chan struct{})}
+	b := &backend{env: env, opts: o, host: h, serving: make(chan struct{}), refused: map[plan.Name]bool{}}
 	for _, f := range env.Families {
 		b.families = append(b.families, newFamily(b, f))
 	}
@@ -171,6 +173,44 @@ func (b *backend) Apply(ctx context.Context, u plan.Update) error {
 		b.takeOver()
 	}
 	return err
+}
+
+// Services returns what the relay serves now, with its figures.
+func (b *backend) Services() map[plan.ID]*relay.Service {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := map[plan.ID]*relay.Service{}
+	if b.ports != nil {
+		for id, s := range b.ports.served {
+			out[id] = s.service
+		}
+	}
+	return out
+}
+
+// ReasonNotRelayed: a Service port's protocol cannot be relayed in user space.
+const ReasonNotRelayed plan.Reason = "NotRelayed"
+
+// remarkProtocol says once of a Service that its SCTP ports are refused.
+func (b *backend) remarkProtocol(id plan.ID) {
+	name := id.Service()
+	if id.Protocol != plan.SCTP || b.refused[name] {
+		return
+	}
+	b.refused[name] = true
+	b.remarks = append(b.remarks, plan.Note{
+		Kind: "Service", Namespace: id.Namespace, Name: id.Name, Reason: ReasonNotRelayed, Warning: true,
+		Message: fmt.Sprintf("port %q is of protocol SCTP, which userspace mode does not relay: connections to it are refused; use another mode for it", id.Port),
+	})
+}
+
+// Remarks implements dataplane.Remarker.
+func (b *backend) Remarks() []plan.Note {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := b.remarks
+	b.remarks = nil
+	return out
 }
 
 // Invalidate implements dataplane.Backend.
