@@ -19,7 +19,7 @@ func (b *backend) Diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 	}
 	for _, fam := range b.env.Families {
 		dry := &nft.DryRun{Tables: b.host.tables}
-		f := newFamily(&backend{env: b.env, opts: b.opts}, fam)
+		f := newFamily(&backend{env: b.env, opts: b.opts, refused: map[plan.Name]bool{}}, fam)
 		f.tables, f.sockets = dry, noSockets{}
 		if err := f.carryOut(ctx, plan.Update{Plan: p, Node: true}); err != nil {
 			return nil, fmt.Errorf("compare the %s table: %w", fam, err)
