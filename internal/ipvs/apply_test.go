@@ -1,0 +1,607 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/host"
+	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+)
+
+// compareEvery is after how many steps the state is compared: that costs most.
+const compareEvery = 5
+
+// Whatever way a plan is reached, with restarts, failing calls and others' changes on
+// it, the kernel is as after a fresh start.
+func TestEndStateDoesNotDependOnThePath(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 2))
+			families := plan.Families[:]
+			r := newRig()
+			b := r.backend(Options{}, families...)
+			var last, applied *plan.Plan
+			for step := range 120 {
+				last = randomPlan(rng, last, families...)
+				switch rng.IntN(8) {
+				case 0: // a restart
+					b, applied = r.backend(Options{}, families...), nil
+				case 1:
+					b.Invalidate()
+				case 2, 3:
+					r.meddle(t, rng, b)
+					b.Invalidate()
+				case 4:
+					r.fail(rng)
+					_ = b.Apply(context.Background(), difference(applied, last))
+					r.heal()
+				}
+				mustApply(t, b, difference(applied, last))
+				applied = last
+				if step%compareEvery != 0 {
+					continue
+				}
+				r.settle(t, b, last)
+				fresh := newRig()
+				mustApply(t, fresh.backend(Options{}, families...), plan.Update{Plan: last})
+				if have, want := r.state(t), fresh.state(t); have != want {
+					t.Fatalf("step %d: %s", step, firstDifference(have, want))
+				}
+			}
+		})
+	}
+}
+
+// meddle changes the kernel as another program would.
+func (r *rig) meddle(t *testing.T, rng *rand.Rand, b *backend) {
+	t.Helper()
+	f := b.families[rng.IntN(len(b.families))]
+	table := tableOf(f.fam)
+	switch exists, _ := r.tables.Exists(context.Background(), table); rng.IntN(6) {
+	case 0:
+		if exists {
+			_ = r.tables.Commit(context.Background(), []nft.Op{{Kind: nft.DeleteTable, Table: table}})
+		}
+	case 1:
+		if exists {
+			_ = r.tables.Commit(context.Background(), []nft.Op{
+				{Kind: nft.FlushSet, Table: table, Name: inServices.name()}, {Kind: nft.FlushChain, Table: table, Name: chainServices}})
+		}
+	case 2:
+		_ = r.device.Delete()
+	case 3:
+		for _, e := range f.routes() {
+			_ = r.routing.Delete(context.Background(), e)
+		}
+	case 4:
+		all, _ := r.servers.Dump(context.Background())
+		for _, e := range all {
+			if rng.IntN(3) == 0 {
+				_ = r.servers.DeleteServer(e.Key)
+			}
+		}
+	case 5:
+		all, _ := r.servers.Dump(context.Background())
+		for _, e := range all {
+			for _, s := range e.Real {
+				s.Weight = uint32(rng.IntN(3))
+				_ = r.servers.UpdateReal(e.Key, s.RealServer)
+			}
+			e.Scheduler = "lc"
+			_ = r.servers.UpdateServer(e.VirtualServer)
+		}
+	}
+}
+
+// fail makes some of the next calls fail; heal none.
+func (r *rig) fail(rng *rand.Rand) {
+	left := rng.IntN(12)
+	lost := func() error {
+		if left--; left < 0 {
+			return unix.ENOBUFS
+		}
+		return nil
+	}
+	r.servers.Fail = func(int, ipvs.Op) error { return lost() }
+	r.tables.Refuse = func([]nft.Op) error {
+		if err := lost(); err != nil {
+			return &nft.Error{Err: err}
+		}
+		return nil
+	}
+	r.device.Fail = func(int, string) error { return lost() }
+}
+
+func (r *rig) heal() { r.servers.Fail, r.tables.Refuse, r.device.Fail = nil, nil, nil }
+
+// webPlan is a plan with one Service of some endpoints.
+func webPlan(edit func(*plan.ServicePort), endpoints ...int) *plan.Plan {
+	w := testWorld(plan.IPv4)
+	sp := &plan.ServicePort{
+		ID: plan.ID{Namespace: "default", Name: "web", Port: "http", Protocol: plan.TCP, Family: plan.IPv4},
+		Frontends: []plan.Frontend{
+			{Kind: plan.ClusterIP, Addr: w.at("service", 20), Port: 80, Route: [3]plan.Route{{}, {SNAT: true}, {SNAT: true}}},
+		},
+	}
+	for _, n := range endpoints {
+		sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Addr: netip.AddrPortFrom(w.at("pod", n), 8080), OnNode: true, Weight: 1})
+	}
+	if edit != nil {
+		edit(sp)
+	}
+	return &plan.Plan{Services: map[plan.ID]*plan.ServicePort{sp.ID: sp}, Node: &plan.Node{
+		Name: "alder", Addrs: w.node, NodePorts: map[plan.Family]plan.NodePorts{plan.IPv4: {Addrs: w.node[:1]}},
+		Local:        map[plan.Family]plan.LocalTraffic{plan.IPv4: {Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{w.pods}}},
+		ServiceCIDRs: []netip.Prefix{w.services},
+	}}
+}
+
+func emptyPlan(p *plan.Plan) *plan.Plan { return &plan.Plan{Node: p.Node} }
+
+var (
+	webKey = ipvs.ByAddr(ipvs.TCP, netip.MustParseAddrPort("10.62.0.20:80"))
+	podA   = netip.MustParseAddrPort("10.61.1.1:8080")
+	podB   = netip.MustParseAddrPort("10.61.1.2:8080")
+)
+
+// changes are the operations since the last call that change virtual servers.
+func (r *rig) changes() []string {
+	var out []string
+	for _, op := range r.servers.Ops() {
+		if strings.HasPrefix(op.Name, "create") || strings.HasPrefix(op.Name, "update") || strings.HasPrefix(op.Name, "delete") {
+			out = append(out, op.String())
+		}
+	}
+	return out
+}
+
+func wantChanges(t *testing.T, r *rig, want ...string) {
+	t.Helper()
+	if have := r.changes(); !slices.Equal(have, want) {
+		t.Errorf("operations:\nhave %s\nwant %s", strings.Join(have, "\n     "), strings.Join(want, "\n     "))
+	}
+}
+
+func TestRestartWritesNothing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	p := randomPlan(rng, nil, plan.Families[:]...)
+	for range 40 {
+		p = randomPlan(rng, p, plan.Families[:]...)
+	}
+	r := newRig()
+	mustApply(t, r.backend(Options{}, plan.Families[:]...), plan.Update{Plan: p})
+	commits := r.tables.Commits()
+	r.changes()
+	r.device.Ops()
+	again := r.backend(Options{}, plan.Families[:]...)
+	mustApply(t, again, plan.Update{Plan: p, Partial: true})
+	mustApply(t, again, plan.Update{Plan: p})
+	mustApply(t, again, plan.Update{Plan: p})
+	again.Invalidate()
+	mustApply(t, again, plan.Update{Plan: p})
+	if n := r.tables.Commits() - commits; n != 0 {
+		t.Errorf("a restart with the state intact commits %d times", n)
+	}
+	wantChanges(t, r)
+	for _, op := range r.device.Ops() {
+		if strings.HasPrefix(op, "add") || strings.HasPrefix(op, "remove") {
+			t.Errorf("a restart with the state intact does: %s", op)
+		}
+	}
+}
+
+// what a real server should be is reconciled, not only that it is there.
+func TestWeightIsRaisedAfterRestart(t *testing.T) {
+	r := newRig()
+	p := webPlan(nil, 1)
+	b := r.backend(Options{}, plan.IPv4)
+	mustApply(t, b, plan.Update{Plan: p})
+	r.servers.SetLive(webKey, podA, 1, 0, 0)
+	none := webPlan(nil)
+	mustApply(t, b, difference(p, none))
+	wantWeight(t, r, podA, 0)
+	again := r.backend(Options{}, plan.IPv4)
+	mustApply(t, again, plan.Update{Plan: p})
+	wantWeight(t, r, podA, 1)
+	if at := again.Due(); !at.IsZero() {
+		t.Errorf("it drains until %s still", at)
+	}
+}
+
+func wantWeight(t *testing.T, r *rig, addr netip.AddrPort, want int) {
+	t.Helper()
+	list, err := r.servers.RealServers(webKey)
+	if err != nil && !errors.Is(err, ipvs.ErrNoServer) {
+		t.Fatal(err)
+	}
+	have := -1
+	for _, l := range list {
+		if l.Addr == addr {
+			have = int(l.Weight)
+		}
+	}
+	if have != want {
+		t.Errorf("weight of %s: have %d, want %d (-1: it is not there)\n%s", addr, have, want, r.servers)
+	}
+}
+
+// an endpoint that goes takes no new flows from the same Apply on, and its real
+// server goes when it is idle or at the deadline.
+func TestEndpointDrains(t *testing.T) {
+	for _, idle := range []bool{true, false} {
+		r := newRig()
+		b := r.backend(Options{DrainTimeout: time.Minute}, plan.IPv4)
+		two, one := webPlan(nil, 1, 2), webPlan(nil, 2)
+		mustApply(t, b, plan.Update{Plan: two})
+		r.servers.SetLive(webKey, podA, 3, 0, 0)
+		r.changes()
+		mustApply(t, b, difference(two, one))
+		wantChanges(t, r, "update real server TCP 10.62.0.20:80 > 10.61.1.1:8080")
+		wantWeight(t, r, podA, 0)
+		start := r.clock
+		for at := b.Due(); at.Before(start.Add(time.Minute)); at = b.Due() {
+			r.clock = at
+			mustApply(t, b, plan.Update{Plan: one})
+		}
+		wantWeight(t, r, podA, 0)
+		wantChanges(t, r)
+		if idle {
+			r.servers.SetLive(webKey, podA, 0, 0, 7)
+		} else {
+			r.clock = start.Add(time.Minute)
+		}
+		for range 2 {
+			if at := b.Due(); at.After(r.clock) {
+				r.clock = at
+			}
+			mustApply(t, b, plan.Update{Plan: one})
+		}
+		wantWeight(t, r, podA, -1)
+		if at := b.Due(); !at.IsZero() {
+			t.Errorf("idle %t: something is due at %s", idle, at)
+		}
+	}
+}
+
+func TestEndpointThatReturnsIsRaised(t *testing.T) {
+	r := newRig()
+	b := r.backend(Options{}, plan.IPv4)
+	two, one := webPlan(nil, 1, 2), webPlan(nil, 2)
+	mustApply(t, b, plan.Update{Plan: two})
+	r.servers.SetLive(webKey, podA, 3, 0, 0)
+	mustApply(t, b, difference(two, one))
+	r.changes()
+	mustApply(t, b, difference(one, two))
+	wantChanges(t, r, "update real server TCP 10.62.0.20:80 > 10.61.1.1:8080")
+	wantWeight(t, r, podA, 1)
+	if at := b.Due(); !at.IsZero() {
+		t.Errorf("it drains until %s still", at)
+	}
+}
+
+// flows of a Service that is gone go on, and its address stays for them.
+func TestServiceDrains(t *testing.T) {
+	r := newRig()
+	b := r.backend(Options{DrainTimeout: time.Minute}, plan.IPv4)
+	p := webPlan(nil, 1, 2)
+	mustApply(t, b, plan.Update{Plan: p})
+	r.servers.SetLive(webKey, podA, 1, 0, 0)
+	r.servers.SetLive(webKey, podB, 1, 0, 0)
+	mustApply(t, b, difference(p, emptyPlan(p)))
+	wantWeight(t, r, podA, 0)
+	wantWeight(t, r, podB, 0)
+	for _, restart := range []bool{false, true} {
+		if restart {
+			b = r.backend(Options{DrainTimeout: time.Minute}, plan.IPv4)
+			mustApply(t, b, plan.Update{Plan: emptyPlan(p)})
+		}
+		if addrs, _ := r.device.Addrs(); len(addrs) != 1 {
+			t.Errorf("restart %t: addresses %v, want the Service's", restart, addrs)
+		}
+		if !strings.Contains(r.tables.String(), "10.62.0.20 . tcp . 80") {
+			t.Errorf("restart %t: the virtual server is not recorded any more\n%s", restart, r.tables)
+		}
+	}
+	r.settle(t, b, emptyPlan(p))
+	if have := r.servers.String(); have != "" {
+		t.Errorf("left:\n%s", have)
+	}
+	if addrs, _ := r.device.Addrs(); len(addrs) != 0 {
+		t.Errorf("left: %v", addrs)
+	}
+}
+
+// without connections there is nothing to wait for.
+func TestUDPGoesAtOnce(t *testing.T) {
+	r := newRig()
+	b := r.backend(Options{}, plan.IPv4)
+	udp := func(sp *plan.ServicePort) { sp.ID.Protocol = plan.UDP }
+	two, one := webPlan(udp, 1, 2), webPlan(udp, 2)
+	mustApply(t, b, plan.Update{Plan: two})
+	r.changes()
+	mustApply(t, b, difference(two, one))
+	wantChanges(t, r, "delete real server UDP 10.62.0.20:80 > 10.61.1.1:8080")
+	mustApply(t, b, difference(one, emptyPlan(one)))
+	wantChanges(t, r, "delete server UDP 10.62.0.20:80")
+}
+
+// flows to an endpoint that vanished are ended after a time of their own.
+func TestVanishedEndpoint(t *testing.T) {
+	for _, terminating := range []bool{true, false} {
+		r := newRig()
+		b := r.backend(Options{DrainTimeout: time.Hour}, plan.IPv4)
+		policy := func(sp *plan.ServicePort) { sp.Policy = &plan.Policy{VanishedTimeout: 10 * time.Second} }
+		two := webPlan(policy, 1, 2)
+		one := webPlan(func(sp *plan.ServicePort) {
+			policy(sp)
+			if terminating {
+				sp.Draining = []netip.AddrPort{podA}
+			}
+		}, 2)
+		mustApply(t, b, plan.Update{Plan: two})
+		r.servers.SetLive(webKey, podA, 1, 0, 0)
+		mustApply(t, b, difference(two, one))
+		r.clock = r.clock.Add(11 * time.Second)
+		mustApply(t, b, plan.Update{Plan: one})
+		want := -1
+		if terminating {
+			want = 0
+		}
+		wantWeight(t, r, podA, want)
+	}
+}
+
+// what others made stays, with or without a list of ranges.
+func TestForeignVirtualServers(t *testing.T) {
+	admin := ipvs.VirtualServer{Key: ipvs.ByAddr(ipvs.TCP, netip.MustParseAddrPort("192.0.2.100:6443")), Scheduler: "wrr", ClientBits: 32}
+	byMark := ipvs.VirtualServer{Key: ipvs.ByMark(ipvs.IPv4, 7), Scheduler: "sh", ClientBits: 32}
+	for _, o := range []Options{{}, {Exclude: []netip.Prefix{netip.MustParsePrefix("192.0.2.100/32")}}} {
+		r := newRig()
+		for _, v := range []ipvs.VirtualServer{admin, byMark} {
+			if err := errors.Join(r.servers.CreateServer(v), r.servers.CreateReal(v.Key, ipvs.RealServer{Addr: podB, Weight: 3})); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := r.servers.String()
+		rng := rand.New(rand.NewPCG(1, 1))
+		var p *plan.Plan
+		for range 3 {
+			b := r.backend(o, plan.IPv4)
+			var last *plan.Plan
+			for range 20 {
+				p = randomPlan(rng, p, plan.IPv4)
+				mustApply(t, b, difference(last, p))
+				last = p
+			}
+		}
+		b := r.backend(o, plan.IPv4)
+		mustApply(t, b, plan.Update{Plan: emptyPlan(p)})
+		r.settle(t, b, emptyPlan(p))
+		if have := r.servers.String(); have != before {
+			t.Errorf("exclude %v: have\n%s\nwant\n%s", o.Exclude, have, before)
+		}
+		if err := cleanup(context.Background(), testEnv(plan.IPv4), o, r.kernel()); err != nil {
+			t.Fatal(err)
+		}
+		if have := r.servers.String(); have != before {
+			t.Errorf("exclude %v, cleaned up: have\n%s\nwant\n%s", o.Exclude, have, before)
+		}
+	}
+}
+
+// A virtual server of somebody else's is where a Service needs one.
+func TestContestedVirtualServer(t *testing.T) {
+	r := newRig()
+	b := r.backend(Options{}, plan.IPv4)
+	p := webPlan(nil, 1)
+	mustApply(t, b, plan.Update{Plan: emptyPlan(p)})
+	if err := r.servers.CreateServer(ipvs.VirtualServer{Key: webKey, Scheduler: "rr", ClientBits: 32}); err != nil {
+		t.Fatal(err)
+	}
+	b.Invalidate()
+	err := b.Apply(context.Background(), plan.Update{Plan: p})
+	var bad *dataplane.ObjectError
+	if !errors.As(err, &bad) || bad.ID.Name != "web" || !strings.Contains(err.Error(), "not made by svcproxy") {
+		t.Fatalf("have %v, want an error that names the Service", err)
+	}
+	if have, want := r.servers.String(), "TCP 10.62.0.20:80 rr\n"; have != want {
+		t.Errorf("have\n%s\nwant\n%s", have, want)
+	}
+}
+
+// What kube-proxy left is taken over: virtual servers of the plan without a gap, those
+// on the device that nobody wants go.
+func TestTakeOverFromKubeProxy(t *testing.T) {
+	r := newRig()
+	w := testWorld(plan.IPv4)
+	ctx := context.Background()
+	if err := r.device.Create(ctx); err != nil {
+		t.Fatal(err)
+	}
+	nodePort := ipvs.ByAddr(ipvs.TCP, netip.AddrPortFrom(w.node[0], 31080))
+	old := ipvs.ByAddr(ipvs.UDP, netip.AddrPortFrom(w.at("service", 99), 53))
+	for _, k := range []ipvs.Key{webKey, nodePort, old} {
+		if err := r.servers.CreateServer(ipvs.VirtualServer{Key: k, Scheduler: "rr", ClientBits: 32}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.servers.CreateReal(k, ipvs.RealServer{Addr: podA, Weight: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, a := range []netip.Addr{webKey.Addr.Addr(), old.Addr.Addr()} {
+		if err := r.device.Add(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := webPlan(func(sp *plan.ServicePort) {
+		sp.Frontends = append(sp.Frontends, plan.Frontend{Kind: plan.NodePort, Port: 31080, Route: [3]plan.Route{{SNAT: true}, {SNAT: true}, {SNAT: true}}})
+	}, 1)
+	r.changes()
+	b := r.backend(Options{}, plan.IPv4)
+	mustApply(t, b, plan.Update{Plan: emptyPlan(p), Partial: true})
+	wantChanges(t, r)
+	mustApply(t, b, plan.Update{Plan: p})
+	wantChanges(t, r, "delete server UDP 10.62.0.99:53")
+	fresh := newRig()
+	mustApply(t, fresh.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
+	if have, want := r.state(t), fresh.state(t); have != want {
+		t.Error(firstDifference(have, want))
+	}
+}
+
+func TestMissingScheduler(t *testing.T) {
+	r := newRig()
+	r.servers.NoScheduler = []string{"mh"}
+	b := r.backend(Options{}, plan.IPv4)
+	p := webPlan(func(sp *plan.ServicePort) { sp.Policy = &plan.Policy{Scheduler: "mh", Fallback: true} }, 1)
+	mustApply(t, b, plan.Update{Plan: p})
+	if have := r.servers.String(); !strings.HasPrefix(have, "TCP 10.62.0.20:80 rr\n") {
+		t.Errorf("have\n%s", have)
+	}
+	notes := b.Remarks()
+	if len(notes) != 1 || notes[0].Name != "web" || notes[0].Reason != ReasonNoScheduler || !strings.Contains(notes[0].Message, "ip_vs_mh") {
+		t.Errorf("notes: %+v", notes)
+	}
+	r.changes()
+	mustApply(t, b, plan.Update{Plan: p})
+	wantChanges(t, r)
+	if notes := b.Remarks(); len(notes) != 0 {
+		t.Errorf("said again: %+v", notes)
+	}
+}
+
+func TestSchedulers(t *testing.T) {
+	endpoints := func(weights ...uint16) [2][]plan.Endpoint {
+		var out [2][]plan.Endpoint
+		for i, w := range weights {
+			out[plan.Cluster] = append(out[plan.Cluster], plan.Endpoint{Addr: netip.AddrPortFrom(podA.Addr(), uint16(80+i)), Weight: w})
+		}
+		return out
+	}
+	for _, c := range []struct {
+		scheduler string // configured
+		policy    plan.Policy
+		weights   []uint16
+		want      string
+		flags     ipvs.Flags
+	}{
+		{want: "rr"},
+		{scheduler: "wlc", want: "wlc"},
+		{scheduler: "mh", want: "mh", flags: ipvs.MHPort},
+		{scheduler: "sh", want: "sh"},
+		{policy: plan.Policy{Scheduler: "random"}, want: "rr"},
+		{policy: plan.Policy{Scheduler: "lc"}, scheduler: "wrr", want: "lc"},
+		{policy: plan.Policy{Scheduler: "mh", SourcePort: true}, want: "mh", flags: ipvs.MHPort},
+		{policy: plan.Policy{Scheduler: "mh", Fallback: true}, want: "mh", flags: ipvs.MHFallback},
+		{policy: plan.Policy{Scheduler: "sh", SourcePort: true, Fallback: true}, want: "sh", flags: ipvs.SHPort | ipvs.SHFallback},
+		{weights: []uint16{1, 1, 0}, want: "rr"},
+		{weights: []uint16{1, 2, 5}, want: "wrr"},
+		{weights: []uint16{1, 2, 5}, scheduler: "lc", want: "wlc"},
+		{weights: []uint16{1, 2, 5}, policy: plan.Policy{Scheduler: "rr"}, want: "rr"},
+	} {
+		sp := &plan.ServicePort{Policy: &c.policy, Pools: endpoints(c.weights...)}
+		name, flags := choice{scheduler: c.scheduler}.of(sp)
+		if name != c.want || flags != c.flags {
+			t.Errorf("%+v: have %s %#x", c, name, flags)
+		}
+	}
+}
+
+// One change costs one operation for each object that it changes, however many
+// Services there are.
+func TestOperationsPerChange(t *testing.T) {
+	const services = 20_000
+	p := &plan.Plan{Services: map[plan.ID]*plan.ServicePort{}, Node: webPlan(nil).Node}
+	for i := range services {
+		sp := *webPlan(nil, 1, 2).Services[plan.ID{Namespace: "default", Name: "web", Port: "http", Protocol: plan.TCP, Family: plan.IPv4}]
+		sp.ID.Name = fmt.Sprintf("svc-%d", i)
+		sp.Frontends = slices.Clone(sp.Frontends)
+		sp.Frontends[0].Addr = netip.AddrFrom4([4]byte{10, 62, byte(i >> 8), byte(i)})
+		p.Services[sp.ID] = &sp
+	}
+	r := newRig()
+	b := r.backend(Options{}, plan.IPv4)
+	mustApply(t, b, plan.Update{Plan: p})
+	r.changes()
+	commits := r.tables.Commits()
+	id := plan.ID{Namespace: "default", Name: "svc-4660", Port: "http", Protocol: plan.TCP, Family: plan.IPv4}
+	old := p.Services[id]
+	changed := *old
+	changed.Pools[plan.Cluster] = append(slices.Clone(old.Pools[plan.Cluster][1:]), plan.Endpoint{Addr: netip.MustParseAddrPort("10.61.1.9:8080"), OnNode: true, Weight: 1})
+	p.Services[id] = &changed
+	mustApply(t, b, plan.Update{Plan: p, Changed: []plan.Change{{ID: id, Old: old, New: &changed}}})
+	wantChanges(t, r,
+		"create real server TCP 10.62.18.52:80 > 10.61.1.9:8080",
+		"update real server TCP 10.62.18.52:80 > 10.61.1.1:8080")
+	if n := r.tables.Commits() - commits; n > 1 {
+		t.Errorf("%d commits for an endpoint that comes", n)
+	}
+	for _, op := range r.device.Ops()[services+2:] {
+		t.Errorf("operation %s", op)
+	}
+}
+
+func TestSysctls(t *testing.T) {
+	for _, c := range []struct {
+		release string
+		strict  bool
+		want    string
+	}{
+		{"6.1.0-44-amd64", false, "net.ipv4.ip_forward=1 net.ipv4.vs.conntrack=1 net.ipv4.vs.expire_nodest_conn=1 net.ipv4.vs.expire_quiescent_template=1"},
+		{"5.4.0", true, "net.ipv4.ip_forward=1 net.ipv4.vs.conntrack=1 net.ipv4.vs.expire_nodest_conn=1 net.ipv4.vs.expire_quiescent_template=1 " +
+			"net.ipv4.vs.conn_reuse_mode=0 net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2"},
+	} {
+		r := newRig()
+		r.sysctls.Values["kernel.osrelease"] = c.release
+		b := r.backend(Options{StrictARP: c.strict, TCPTimeout: time.Hour}, plan.IPv4)
+		mustApply(t, b, plan.Update{Plan: webPlan(nil, 1)})
+		if have := strings.Join(r.sysctls.Writes(), " "); have != c.want {
+			t.Errorf("%s: have %s\nwant %s", c.release, have, c.want)
+		}
+		report := strings.Join(b.Report(), "\n")
+		for _, s := range []string{"conn_reuse_mode", "tcp 1h0m0s"} {
+			if !strings.Contains(report, s) {
+				t.Errorf("%s: the report lacks %s:\n%s", c.release, s, report)
+			}
+		}
+	}
+}
+
+func TestCleanup(t *testing.T) {
+	r := newRig()
+	rng := rand.New(rand.NewPCG(5, 5))
+	p := randomPlan(rng, nil, plan.Families[:]...)
+	for range 20 {
+		p = randomPlan(rng, p, plan.Families[:]...)
+	}
+	mustApply(t, r.backend(Options{}, plan.Families[:]...), plan.Update{Plan: p})
+	if yes, err := inForce(context.Background(), r.kernel()); err != nil || !yes {
+		t.Errorf("in force: %t, %v", yes, err)
+	}
+	for range 2 {
+		if err := cleanup(context.Background(), testEnv(plan.Families[:]...), Options{}, r.kernel()); err != nil {
+			t.Fatal(err)
+		}
+		if have, want := r.state(t), newRig().state(t); have != want {
+			t.Errorf("left: %s", firstDifference(have, want))
+		}
+	}
+	if yes, err := inForce(context.Background(), r.kernel()); err != nil || yes {
+		t.Errorf("in force after clean-up: %t, %v", yes, err)
+	}
+	if _, err := r.device.Addrs(); !errors.Is(err, host.ErrNoDevice) {
+		t.Errorf("the device is there: %v", err)
+	}
+}
