@@ -1,0 +1,245 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
+)
+
+// fate is what happens to a packet: an outcome, and shares by "endpoint+snat".
+type fate struct {
+	outcome plan.Outcome
+	shares  map[string]float64
+}
+
+func (f fate) equal(o fate) bool {
+	if f.outcome != o.outcome || len(f.shares) != len(o.shares) {
+		return false
+	}
+	for k, v := range f.shares {
+		if math.Abs(v-o.shares[k]) > 1e-6 {
+			return false
+		}
+	}
+	return true
+}
+
+// planned is what the plan says; but for whom ip_vs masquerades the node itself is
+// always told, since its packets may have the Service's address as source.
+func planned(p *plan.Plan, pkt plan.Packet) fate {
+	r := plan.Eval(p, pkt)
+	out := fate{outcome: r.Outcome, shares: map[string]float64{}}
+	for _, e := range r.Endpoints {
+		out.shares[arrival(e.Addr, e.SNAT || r.Origin == plan.FromNode)] += e.Share
+	}
+	return out
+}
+
+func arrival(to netip.AddrPort, masqueraded bool) string {
+	if masqueraded {
+		return to.String() + "+snat"
+	}
+	return to.String()
+}
+
+// Where ip_vs stands among the base chains (ip_vs_ops in ip_vs_core.c).
+const (
+	first      = math.MinInt32
+	last       = math.MaxInt32
+	ipvsInput  = 99
+	ipvsOutput = -98
+)
+
+// path carries packets through our table and ip_vs.
+type path struct {
+	tables  *walk.Tables
+	servers map[ipvs.Key]ipvs.Entry
+	local   map[netip.Addr]bool // addresses of the host
+	family  plan.Family
+	steered uint32
+}
+
+// walked is what becomes of a packet, over all endpoints.
+func (w *path) walked(t testing.TB, p *plan.Plan, pkt plan.Packet) fate {
+	t.Helper()
+	begin := func() *walk.Journey {
+		return w.tables.Begin(walk.Packet{
+			Proto: uint8(pkt.Proto), Src: pkt.Src, Dst: pkt.Dst, In: pkt.In, SrcLocal: slices.Contains(p.Node.Addrs, pkt.Src),
+		}, nil)
+	}
+	j := begin()
+	server, o := w.toServer(j, pkt)
+	if server == nil {
+		return fate{outcome: o, shares: map[string]float64{}}
+	}
+	out := fate{outcome: plan.Forwarded, shares: map[string]float64{}}
+	total := 0
+	for _, r := range server.Real {
+		total += int(r.Weight)
+	}
+	if total == 0 {
+		return fate{outcome: plan.Refused, shares: map[string]float64{}} // ip_vs answers with ICMP
+	}
+	for _, r := range server.Real {
+		if r.Weight == 0 {
+			continue
+		}
+		j := begin()
+		w.toServer(j, pkt)
+		j.Deliver(r.Addr)
+		if !j.Pass(nft.Output, first, last) || !j.Pass(nft.Postrouting, first, last) {
+			t.Fatalf("%+v: ends behind ip_vs", pkt)
+		}
+		f := j.Fate()
+		if f.Mark != 0 {
+			t.Errorf("%+v: leaves with mark %#x", pkt, f.Mark)
+		}
+		out.shares[arrival(r.Addr, f.Masqueraded)] += float64(r.Weight) / float64(total)
+	}
+	return out
+}
+
+// toServer brings a packet to its virtual server; nil if it ends before or needs none.
+func (w *path) toServer(j *walk.Journey, pkt plan.Packet) (*ipvs.Entry, plan.Outcome) {
+	ended := func() plan.Outcome {
+		if j.Fate().Rejected {
+			return plan.Refused
+		}
+		return plan.Dropped
+	}
+	hook, at := nft.Output, int32(ipvsOutput)
+	if pkt.In != "" {
+		if !j.Pass(nft.Prerouting, first, last) {
+			return nil, ended()
+		}
+		if !w.local[pkt.Dst.Addr()] && j.Mark() != w.steered {
+			if !j.Pass(nft.Forward, first, last) {
+				return nil, ended()
+			}
+			return nil, plan.Pass
+		}
+		hook, at = nft.Input, ipvsInput
+	}
+	if !j.Pass(hook, first, at) {
+		return nil, ended()
+	}
+	for _, k := range []ipvs.Key{ipvs.ByMark(ipvsFamily(w.family), j.Mark()), ipvs.ByAddr(ipvs.Protocol(pkt.Proto), pkt.Dst)} {
+		if e, ok := w.servers[k]; ok {
+			return &e, 0
+		}
+	}
+	if !j.Pass(hook, at, last) {
+		return nil, ended()
+	}
+	return nil, plan.Pass
+}
+
+// packetsFor lists packets that may tell something about a plan.
+func packetsFor(rng *rand.Rand, p *plan.Plan, w world) []plan.Packet {
+	type target struct {
+		proto plan.Protocol
+		to    netip.AddrPort
+	}
+	var targets []target
+	add := func(pr plan.Protocol, a netip.Addr, port uint16) {
+		targets = append(targets, target{pr, netip.AddrPortFrom(a, port)})
+	}
+	sources := map[netip.Addr]string{
+		w.at("pod", 250): "cni0", w.at("client", 7): "eth0", w.at("client", 200): "eth0", w.at("client", 101): "eth0", w.node[0]: "",
+	}
+	for _, sp := range p.Services {
+		if sp.ID.Family != w.family {
+			continue
+		}
+		for _, f := range sp.Frontends {
+			if f.Kind == plan.NodePort {
+				for _, a := range w.node {
+					add(sp.ID.Protocol, a, f.Port)
+				}
+				continue
+			}
+			add(sp.ID.Protocol, f.Addr, f.Port)
+			if f.Kind == plan.ClusterIP || !w.services.Contains(f.Addr) { // see README.md, Limits
+				add(sp.ID.Protocol, f.Addr, f.Port+1000)
+			}
+		}
+		for _, e := range sp.Pools[plan.Cluster] {
+			if rng.IntN(6) == 0 { // an endpoint as the client, perhaps its own
+				sources[e.Addr.Addr()] = map[bool]string{true: "cni0", false: "eth0"}[e.OnNode]
+			}
+		}
+	}
+	add(plan.TCP, w.at("service", 250), 80)
+	add(plan.TCP, w.node[0], 22)
+	add(plan.TCP, w.at("client", 9), 80)
+	from := slices.SortedFunc(maps.Keys(sources), netip.Addr.Compare)
+	var out []plan.Packet
+	for _, d := range targets {
+		rng.Shuffle(len(from), func(i, j int) { from[i], from[j] = from[j], from[i] })
+		for _, src := range from[:4] {
+			out = append(out, plan.Packet{Proto: d.proto, Src: src, Dst: d.to, In: sources[src]})
+		}
+	}
+	return out
+}
+
+// Packets meet in the tables and in ip_vs what the plan says about them.
+func TestPacketsAsPlanned(t *testing.T) {
+	for _, f := range plan.Families {
+		for seed := range uint64(2 * localWays) {
+			t.Run(fmt.Sprintf("%s/%d", f, seed), func(t *testing.T) {
+				rng := rand.New(rand.NewPCG(seed, uint64(f)))
+				r := newRig()
+				b := r.backend(Options{}, f)
+				var p, before *plan.Plan
+				for range 12 {
+					p = randomPlan(rng, p, f)
+					p.Node = randomNode(rng, int(seed)%localWays, f)
+					mustApply(t, b, difference(before, p))
+					before = p
+				}
+				r.settle(t, b, p)
+				w := r.path(t, p, f)
+				for _, pkt := range packetsFor(rng, p, testWorld(f)) {
+					if have, want := w.walked(t, p, pkt), planned(p, pkt); !have.equal(want) {
+						t.Fatalf("packet %+v:\nhave %v\nwant %v (%+v)\n%s", pkt, have, want, plan.Eval(p, pkt).Frontend, r.state(t))
+					}
+				}
+			})
+		}
+	}
+}
+
+func (r *rig) path(t testing.TB, p *plan.Plan, f plan.Family) *path {
+	t.Helper()
+	c, err := r.tables.Read(context.Background(), tableOf(f))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := r.servers.Dump(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &path{
+		tables: walk.New(nftFamily(f), c), servers: map[ipvs.Key]ipvs.Entry{}, local: map[netip.Addr]bool{}, family: f,
+		steered: markOf(steerID, testEnv(f).MasqueradeBit),
+	}
+	for _, e := range all {
+		w.servers[e.Key] = e
+	}
+	bound, _ := r.device.Addrs()
+	for _, a := range slices.Concat(p.Node.Addrs, bound) {
+		w.local[a] = true
+	}
+	return w
+}
