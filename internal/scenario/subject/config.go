@@ -64,7 +64,8 @@ func (f *SettingsFile) Write(data []byte) error {
 
 // Configuration is the runner's own KubeProxyConfiguration with a fragment laid
 // over it. A fragment that is no YAML mapping is the whole file: that is how a
-// scenario writes a broken one.
+// scenario writes a broken one. A second document, behind a line "---", is taken as it
+// is.
 func Configuration(w *world.World, mode, kubeconfig string, fragment []byte) ([]byte, error) {
 	quick := map[string]any{"minSyncPeriod": "10ms"}
 	base := map[string]any{
@@ -80,14 +81,19 @@ func Configuration(w *world.World, mode, kubeconfig string, fragment []byte) ([]
 	if kubeconfig != "" {
 		base["clientConnection"] = map[string]any{"kubeconfig": kubeconfig}
 	}
+	first, own, more := strings.Cut(string(fragment), "\n---\n")
 	var over map[string]any
-	if err := yamljson.Unmarshal(fragment, &over); err != nil {
+	if err := yamljson.Unmarshal([]byte(first), &over); err != nil {
 		return fragment, nil
 	}
 	if err := mapSettings(w, over); err != nil {
 		return nil, err
 	}
-	return yamljson.Marshal(overlay(base, over))
+	file, err := yamljson.Marshal(overlay(base, over))
+	if more {
+		file = append(file, "---\n"+own...)
+	}
+	return file, err
 }
 
 // mapSettings fits the addresses in a fragment to the family set.
