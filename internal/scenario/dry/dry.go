@@ -30,7 +30,7 @@ func Options(file []byte, args []string) (planner.Options, error) {
 	}
 	o := planner.Options{
 		NodeName: c.HostnameOverride, NodeIP: c.BindAddress, Families: plan.Families[:],
-		MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: false, // another mode's business
+		MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: c.LocalhostNodePorts,
 		ServiceProxyName: c.ServiceProxyName, AllowExternalIPs: c.AllowExternalIPs, DefaultCheck: c.HealthCheck.Default,
 		Local: planner.LocalDetector{
 			Kind: map[config.LocalMode]planner.DetectorKind{
