@@ -44,6 +44,7 @@ func ipvsOptions(c *config.Config) ipvs.Options {
 	return ipvs.Options{
 		Scheduler: c.IPVS.Scheduler, Exclude: c.IPVS.ExcludeCIDRs, StrictARP: c.IPVS.StrictARP,
 		TCPTimeout: c.IPVS.TCPTimeout, TCPFinTimeout: c.IPVS.TCPFinTimeout, UDPTimeout: c.IPVS.UDPTimeout,
+		DrainTimeout: c.IPVS.DrainTimeout,
 	}
 }
 

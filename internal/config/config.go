@@ -149,6 +149,9 @@ type IPVSOptions struct {
 	StrictARP    bool
 	// Idle timeouts; 0 leaves the kernel's.
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
+	// DrainTimeout is how long flows to endpoints that are gone may go on; 0: the
+	// mode's default.
+	DrainTimeout time.Duration
 }
 
 // Conntrack holds the connection tracking settings. Zero leaves the kernel's.

@@ -35,6 +35,7 @@ type OwnConfiguration struct {
 	StalenessLimit   *metav1.Duration `json:"stalenessLimit,omitempty"`
 	HealthCheck      OwnHealthCheck   `json:"healthCheck,omitempty"`
 	Userspace        OwnUserspace     `json:"userspace,omitempty"`
+	IPVS             OwnIPVS          `json:"ipvs,omitempty"`
 }
 
 // OwnHealthCheck is about the health checks of endpoints.
@@ -61,7 +62,7 @@ func (o *OwnConfiguration) setDefaults() {
 func (o *OwnConfiguration) isDefault() bool {
 	return len(o.Manifests) == 0 && o.ServiceProxyName == "" && o.StalenessLimit.Duration == defaultStaleness &&
 		o.HealthCheck.Default == "" && *o.HealthCheck.ProbesPerSecond == defaultProbes &&
-		reflect.DeepEqual(o.Userspace, OwnUserspace{})
+		reflect.DeepEqual(o.Userspace, OwnUserspace{}) && o.IPVS == (OwnIPVS{})
 }
 
 // healthCheck parses what is said about the health checks of endpoints.
