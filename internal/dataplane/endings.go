@@ -9,9 +9,9 @@ import (
 )
 
 // A TCP flow keeps the translation of its first packet too, and rightly so as long
-// as its endpoint may answer. Two kinds of flows have no endpoint that will: those to
-// an endpoint that vanished, where the Service asks for their end after a while, and
-// those that a failing endpoint has not answered yet. Their entries are removed from
+// as its endpoint may answer. Two kinds of flows are ended all the same: those to an
+// endpoint that terminates or vanished, where the Service limits their time, and those
+// that a failing endpoint has not answered yet. Their entries are removed from
 // connection tracking. The client's next packet is translated anew: in the middle of
 // a connection that draws a reset from another endpoint, at its beginning it opens
 // the connection there.
@@ -44,7 +44,7 @@ func (e endings) add(u *plan.Update, now time.Time) {
 	for k, of := range e {
 		switch sp, changed := changes[k.id]; {
 		case !changed:
-		case !k.unanswered && (sp == nil || sp.Chosen().VanishedTimeout == 0 || sp.Lists(k.endpoint)):
+		case !k.unanswered && (sp == nil || unlimited(sp.Chosen()) || sp.Keeps(k.endpoint)):
 			delete(e, k) // the Service does not ask any more, or the endpoint is back
 		default:
 			of.instead = anyTaker(sp)
@@ -52,8 +52,8 @@ func (e endings) add(u *plan.Update, now time.Time) {
 		}
 	}
 	for _, c := range u.Changed {
-		for _, a := range c.Vanished() {
-			e.put(ending{id: c.ID, endpoint: a}, c, u.Plan.Node, now.Add(c.New.Policy.VanishedTimeout))
+		for _, d := range c.Departures() {
+			e.put(ending{id: c.ID, endpoint: d.Endpoint}, c, u.Plan.Node, now.Add(d.Within))
 		}
 		for _, a := range failed(c) {
 			e.put(ending{id: c.ID, endpoint: a, unanswered: true}, c, u.Plan.Node, now)
@@ -68,6 +68,8 @@ func (e endings) put(k ending, c plan.Change, node *plan.Node, at time.Time) {
 	}
 	e[k] = endingOf{at: at, to: to, instead: anyTaker(c.New)}
 }
+
+func unlimited(p plan.Policy) bool { return p.VanishedTimeout == 0 && p.DrainTimeout == 0 }
 
 // anyTaker returns an endpoint of sp that takes new flows, invalid: there is none.
 func anyTaker(sp *plan.ServicePort) netip.AddrPort {

@@ -61,6 +61,12 @@ func TestVanished(t *testing.T) {
 		return f.String()
 	}()
 	alone := func(sp *plan.ServicePort) *plan.ServicePort { sp.Policy.Check = plan.HealthCheck{}; return sp }
+	limited := func(sp *plan.ServicePort) *plan.ServicePort {
+		c, p := *sp, *sp.Policy
+		p.DrainTimeout = 10 * time.Second
+		c.Policy = &p
+		return &c
+	}
 	draining := alone(web(10*time.Second, 2))
 	draining.Draining = []netip.AddrPort{netip.MustParseAddrPort("10.61.2.1:5353")}
 	unready := alone(web(10*time.Second, 2))
@@ -78,6 +84,11 @@ func TestVanished(t *testing.T) {
 		"terminates, then goes": {
 			[]*plan.ServicePort{draining, alone(web(10*time.Second, 2))}, all, all,
 		},
+		"terminates for too long":   {[]*plan.ServicePort{limited(draining)}, all, left(false)},
+		"terminates and goes":       {[]*plan.ServicePort{limited(draining), limited(alone(web(0, 2)))}, all, left(false)},
+		"terminates and returns":    {[]*plan.ServicePort{limited(draining), limited(alone(web(0, 1, 2)))}, all, all},
+		"vanishes, drain timeout":   {[]*plan.ServicePort{limited(alone(web(0, 2)))}, all, left(false)},
+		"vanishes, the shorter":     {[]*plan.ServicePort{limited(alone(web(time.Hour, 2)))}, all, left(false)},
 		"the Service asks no more":  {[]*plan.ServicePort{alone(web(10*time.Second, 2)), alone(web(0, 2))}, all, all},
 		"the Service asks too late": {[]*plan.ServicePort{alone(web(0, 2)), alone(web(10*time.Second, 2))}, all, all},
 		"the Service goes":          {[]*plan.ServicePort{alone(web(10*time.Second, 2)), nil}, all, all},

@@ -182,8 +182,8 @@ type ServicePort struct {
 	Pools [2][]Endpoint
 	// Serving lists the endpoints whose existing flows stay valid, whatever the
 	// pools say, sorted: for UDP, where stale flows are removed, those that serve; for
-	// TCP with Policy.VanishedTimeout all that the slices list and that do not
-	// terminate, ready or not. Else it is empty.
+	// TCP with a Policy.VanishedTimeout or DrainTimeout all that the slices list and
+	// that do not terminate, ready or not. Else it is empty.
 	Serving []netip.AddrPort
 	// Draining lists the terminating endpoints that no pool has, sorted: their existing
 	// flows go on until they end. Only for TCP, where a mode may have to guard them.

@@ -21,8 +21,8 @@ type Policy struct {
 	// Fallback: a scheduler that hashes chooses another endpoint when the first
 	// takes no new flows ("sh", "mh").
 	Fallback bool
-	// DrainTimeout is how long flows to an endpoint that was removed may go on;
-	// 0: the mode's default.
+	// DrainTimeout is how long TCP flows to an endpoint may go on from when it
+	// terminates or is gone; 0: the mode's default.
 	DrainTimeout time.Duration
 	// VanishedTimeout is the time after which flows to an endpoint that is gone
 	// without having been seen terminating are ended, so that clients connect anew;

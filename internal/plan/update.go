@@ -13,35 +13,53 @@ type Change struct {
 	Old, New *ServicePort
 }
 
-// Vanished returns the endpoints of a TCP port that are gone without having been seen
-// terminating, and whose flows are to be ended after New.Policy.VanishedTimeout
-// unless [ServicePort.Lists] them again by then.
-func (c Change) Vanished() []netip.AddrPort {
-	if c.Old == nil || c.New == nil || c.ID.Protocol != TCP || c.New.Chosen().VanishedTimeout == 0 {
+// Departure is an endpoint of a TCP port whose flows have only some time left.
+type Departure struct {
+	Endpoint netip.AddrPort
+	Within   time.Duration
+}
+
+// Departures returns the endpoints whose flows c limits by New.Policy: those that begin
+// to terminate (DrainTimeout), and those that are gone without having been seen
+// terminating (VanishedTimeout or DrainTimeout, the shorter). The limit ends if
+// [ServicePort.Keeps] them again.
+func (c Change) Departures() []Departure {
+	if c.Old == nil || c.New == nil || c.ID.Protocol != TCP {
 		return nil
 	}
-	var out []netip.AddrPort
+	drain, vanished := c.New.Chosen().DrainTimeout, c.New.Chosen().VanishedTimeout
+	if vanished == 0 || drain != 0 && drain < vanished {
+		vanished = drain
+	}
+	var out []Departure
+	for _, a := range c.New.Draining {
+		if drain != 0 && !has(c.Old.Draining, a) {
+			out = append(out, Departure{a, drain})
+		}
+	}
 	for _, a := range c.Old.Serving {
-		if !c.New.Lists(a) {
-			out = append(out, a)
+		if vanished != 0 && !c.New.Keeps(a) && !has(c.New.Draining, a) {
+			out = append(out, Departure{a, vanished})
 		}
 	}
 	return out
 }
 
-// Lists reports whether the ServicePort has the endpoint in any of its lists.
-func (sp *ServicePort) Lists(a netip.AddrPort) bool {
-	for _, list := range [...][]netip.AddrPort{sp.Serving, sp.Draining} {
-		if _, ok := slices.BinarySearchFunc(list, a, netip.AddrPort.Compare); ok {
-			return true
-		}
-	}
+// Keeps reports whether flows to an endpoint may go on without limit, as far as is
+// known: it is in a pool, or among Serving.
+func (sp *ServicePort) Keeps(a netip.AddrPort) bool {
 	for _, pool := range sp.Pools {
 		if _, ok := slices.BinarySearchFunc(pool, a, func(e Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) }); ok {
 			return true
 		}
 	}
-	return false
+	return has(sp.Serving, a)
+}
+
+// has reports whether a sorted list has a.
+func has(list []netip.AddrPort, a netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(list, a, netip.AddrPort.Compare)
+	return ok
 }
 
 // Update is a plan and how it differs from the one before, so that the cost of a
