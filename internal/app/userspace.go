@@ -13,6 +13,7 @@ func userspaceOptions(c *config.Config) userspace.Options {
 		Ports:        userspace.PortRange{First: u.FirstPort, Last: u.LastPort},
 		Blocks:       userspace.Blocks{V4: u.Listen4, V6: u.Listen6},
 		RouteBit:     u.RouteBit,
+		Interception: userspace.Interception(u.Interception),
 		DrainTimeout: u.DrainTimeout,
 		Relay:        relayOptions(c),
 	}

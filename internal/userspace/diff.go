@@ -3,19 +3,25 @@ package userspace
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
 
 // Diff implements dataplane.Differ: it does what an Apply at start does, with writes
 // that only go onto a list, and without listening. Port 0 stands for one that would be
 // chosen then.
 func (b *backend) Diff(ctx context.Context, p *plan.Plan) ([]string, error) {
-	out, err := b.diffRouting(ctx)
-	if err != nil {
-		return nil, err
+	want := routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit)
+	if b.opts.Interception == ByRoutes {
+		want = vipRoutes(p)
+	}
+	out, err := b.diffRouting(ctx, want)
+	if err != nil || b.opts.Interception == ByRoutes {
+		return out, err
 	}
 	for _, fam := range b.env.Families {
 		dry := &nft.DryRun{Tables: b.host.tables}
@@ -29,12 +35,24 @@ func (b *backend) Diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 	return out, nil
 }
 
-func (b *backend) diffRouting(ctx context.Context) ([]string, error) {
+// vipRoutes are the routes of a plan where addresses are intercepted by them.
+func vipRoutes(p *plan.Plan) []route.Entry {
+	r := &routes{backend: &backend{}, services: map[plan.ID]*routed{}, vips: map[netip.Addr]int{}, node: p.Node}
+	for id, sp := range p.Services {
+		r.count(id, sp)
+	}
+	var out []route.Entry
+	for a := range r.vips {
+		out = append(out, vipRoute(a))
+	}
+	return out
+}
+
+func (b *backend) diffRouting(ctx context.Context, want []route.Entry) ([]string, error) {
 	have, err := b.host.routing.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	want := routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit)
 	var out []string
 	for _, e := range have {
 		if !slices.Contains(want, e) {

@@ -39,12 +39,23 @@ type Options struct {
 	// endpoints back to sockets with a client's address, 1 to 31; 0: 15. It differs
 	// from Env.MasqueradeBit.
 	RouteBit int
+	// Interception is how packets come to the relay; "": by nf_tables if the kernel has
+	// what that needs, else by routes.
+	Interception Interception
 	// DrainTimeout is how long open connections may go on after the process was told
 	// to end; 0: 25 s.
 	DrainTimeout time.Duration
 	// Relay are the settings of the relay. Log, Now, Mark and Inherited are set here.
 	Relay relay.Options
 }
+
+// Interception is a way in which packets come to the relay.
+type Interception string
+
+const (
+	ByTables Interception = "nftables" // a map of nf_tables leads them there
+	ByRoutes Interception = "route"    // it listens on the Services' own addresses
+)
 
 // PortRange is a range of ports, both ends included. The zero value is none.
 type PortRange struct{ First, Last uint16 }
@@ -133,8 +144,9 @@ type backend struct {
 	inherited *relay.Inheritance
 	ports     *ports
 	families  []*family
-	routed    bool // the routing is as it should be
-	gone      bool // a successor has taken over, or the process ends: nothing is written any more
+	routes    *routes // interception by routes alone; nil: by tables
+	settled   bool    // the routing is as it should be
+	gone      bool    // a successor has taken over, or the process ends: nothing is written any more
 	remarks   []plan.Note
 	refused   map[plan.Name]bool // Services whose SCTP ports were remarked on
 
@@ -164,15 +176,23 @@ func (b *backend) Apply(ctx context.Context, u plan.Update) error {
 	if err := b.begin(ctx); err != nil {
 		return err
 	}
-	var errs []error
-	for _, f := range b.families {
-		errs = append(errs, f.apply(ctx, u))
-	}
-	err := errors.Join(errs...)
+	err := b.carryOut(ctx, u)
 	if err == nil && !u.Partial {
 		b.takeOver()
 	}
 	return err
+}
+
+// carryOut has the tables, or the routes, say what u says.
+func (b *backend) carryOut(ctx context.Context, u plan.Update) error {
+	if b.routes != nil {
+		return b.routes.apply(ctx, u)
+	}
+	var errs []error
+	for _, f := range b.families {
+		errs = append(errs, f.apply(ctx, u))
+	}
+	return errors.Join(errs...)
 }
 
 // Services returns what the relay serves now, with its figures.
@@ -183,6 +203,13 @@ func (b *backend) Services() map[plan.ID]*relay.Service {
 	if b.ports != nil {
 		for id, s := range b.ports.served {
 			out[id] = s.service
+		}
+	}
+	if b.routes != nil {
+		for id, s := range b.routes.services {
+			if s.service != nil {
+				out[id] = s.service
+			}
 		}
 	}
 	return out
@@ -217,7 +244,10 @@ func (b *backend) Remarks() []plan.Note {
 func (b *backend) Invalidate() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.routed = false
+	b.settled = false
+	if b.routes != nil {
+		b.routes.known = false
+	}
 	for _, f := range b.families {
 		f.forget()
 	}

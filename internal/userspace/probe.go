@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
+	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
 
 // probeTable is never there: see nft.Probe.
@@ -40,10 +43,17 @@ func needs(s settings) []nft.Need {
 }
 
 // Supports returns nil if this host can carry out the mode for a family; else what
-// is missing, and the remedy.
+// is missing, and the remedy. Without nf_tables routes have to do.
 func Supports(ctx context.Context, f plan.Family) error {
 	k := &kernel.Tables{}
-	return errors.Join(supports(ctx, f, k), k.Close())
+	err := errors.Join(supports(ctx, f, k), k.Close())
+	if err == nil || errors.Is(err, unix.EPERM) {
+		return err
+	}
+	if _, routeErr := (route.Kernel{}).List(ctx); routeErr != nil {
+		return errors.Join(err, routeErr)
+	}
+	return nil
 }
 
 func supports(ctx context.Context, f plan.Family, t nft.Tables) error {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
@@ -19,6 +21,7 @@ const successorWait = 2 * time.Second
 // should be.
 func (b *backend) begin(ctx context.Context) error {
 	if b.relay == nil {
+		b.choose(ctx)
 		in, err := relay.Inherit(ctx, handoverPath)
 		if err != nil { // what it does not give is opened anew
 			b.env.Log.Warn("a predecessor's sockets cannot be taken over", "err", err)
@@ -30,19 +33,49 @@ func (b *backend) begin(ctx context.Context) error {
 			return err
 		}
 		b.relay, b.inherited = r, in
+		if b.routes != nil {
+			return nil
+		}
 		b.ports = newPorts(r, b.opts.Blocks, b.opts.Ports)
 		for _, f := range b.families {
 			f.sockets = b.ports
 		}
 	}
-	if b.routed {
+	if b.settled || b.routes != nil {
 		return nil
 	}
 	if _, err := route.Settle(ctx, b.host.routing, routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit)); err != nil {
 		return fmt.Errorf("route the relay's packets to this host: %w", err)
 	}
-	b.routed = true
+	b.settled = true
 	return nil
+}
+
+// choose decides how packets come to the relay.
+func (b *backend) choose(ctx context.Context) {
+	how := b.opts.Interception
+	if how == "" {
+		how = ByTables
+		for _, f := range b.env.Families {
+			if err := supports(ctx, f, b.host.tables); err != nil {
+				b.env.Log.Warn("listening on the Services' own addresses, which is less than nf_tables could do: see the mode's documentation", "why", err)
+				how = ByRoutes
+				break
+			}
+		}
+	}
+	if how == ByTables {
+		return
+	}
+	b.routes = &routes{backend: b, services: map[plan.ID]*routed{}, vips: map[netip.Addr]int{}}
+	b.opts.Relay.Mark = 0
+	// Tables of an earlier run would lead packets elsewhere.
+	err := present(ctx, b.host.tables, func(t nft.Table) error {
+		return b.host.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: t}})
+	})
+	if err != nil {
+		b.env.Log.Warn("tables of an earlier run could not be removed", "err", err)
+	}
 }
 
 // takeOver tells the predecessor, if there is one, that everything is served here.
@@ -112,7 +145,7 @@ func (b *backend) pause() {
 	defer b.mu.Unlock()
 	b.gone = true
 	for _, f := range b.families {
-		if !f.known {
+		if !f.known || b.routes != nil {
 			continue
 		}
 		c := f.settings.hooked(chainUnmarkIn, "filter", nft.Input, priorityMark,

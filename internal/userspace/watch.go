@@ -18,7 +18,11 @@ func (b *backend) watch(ctx context.Context, tables, routes chan<- struct{}, dis
 	defer cancel()
 	ended := make(chan error, 2)
 	go func() {
-		ended <- b.host.tables.Watch(ctx, ours, tables, func(e nft.Event) { b.notice(e.What, disturbed) })
+		err := b.host.tables.Watch(ctx, ours, tables, func(e nft.Event) { b.notice(e.What, disturbed) })
+		if b.byRoutes() { // there may be no tables to watch, and none are needed
+			<-ctx.Done()
+		}
+		ended <- err
 	}()
 	go func() {
 		ended <- b.host.routing.Watch(ctx, routes, func(what string) { b.notice(what, disturbed) })
@@ -27,6 +31,12 @@ func (b *backend) watch(ctx context.Context, tables, routes chan<- struct{}, dis
 	cancel()
 	<-ended
 	return err
+}
+
+func (b *backend) byRoutes() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.routes != nil
 }
 
 // notice passes on a change, unless it is a successor's.
