@@ -27,6 +27,11 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 		}
 		errs = append(errs, err)
 	}
+	if k.host != nil {
+		for _, f := range plan.Families {
+			errs = append(errs, closeHost(ctx, k.host(f)))
+		}
+	}
 	entries, err := k.routing.List(ctx)
 	errs = append(errs, err)
 	for _, e := range entries {

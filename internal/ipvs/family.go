@@ -24,7 +24,8 @@ type kernel struct {
 	device  host.Device
 	routing route.Routing
 	sysctls host.Sysctls
-	modules host.Modules // nil: whether ip_vs is there is found out by trying
+	modules host.Modules                 // nil: whether ip_vs is there is found out by trying
+	host    func(plan.Family) hostFilter // nil: there is none
 	now     func() time.Time
 }
 

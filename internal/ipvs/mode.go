@@ -64,9 +64,11 @@ func Mode(o Options) dataplane.Mode {
 // newKernel is the running kernel.
 func newKernel() kernel {
 	h := host.Kernel{}
+	tables := &nft.Tables{}
 	return kernel{
-		tables: &nft.Tables{}, servers: &ipvs.Kernel{Load: h.Load},
+		tables: tables, servers: &ipvs.Kernel{Load: h.Load},
 		device: &host.KernelDevice{Name: host.VIPDevice, Load: h.Load}, routing: route.Kernel{}, sysctls: h, modules: h, now: time.Now,
+		host: func(f plan.Family) hostFilter { return hostTables{f, tables} },
 	}
 }
 

@@ -21,7 +21,7 @@ const (
 // Watch implements dataplane.Watcher: the kernel tells of changes to our table, of
 // addresses that go and of routes that go; virtual servers are compared.
 func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error {
-	return b.watch(ctx, make([]chan struct{}, 3), disturbed)
+	return b.watch(ctx, make([]chan struct{}, 4), disturbed)
 }
 
 // watch closes each of ready, which are made here if nil, once nothing goes unnoticed.
@@ -41,6 +41,9 @@ func (b *backend) watch(ctx context.Context, ready []chan struct{}, disturbed fu
 		func() error { return b.k.device.Watch(ctx, ready[1], disturbed) },
 		func() error { return b.k.routing.Watch(ctx, ready[2], disturbed) },
 		func() error { return b.compareServers(ctx, disturbed) },
+	}
+	if b.k.host != nil {
+		watchers = append(watchers, func() error { return b.keepHostOpen(ctx, ready[3]) })
 	}
 	ended := make(chan error, len(watchers))
 	for _, w := range watchers {
