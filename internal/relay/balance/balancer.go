@@ -86,7 +86,7 @@ func (b *Balancer) Policy() *plan.Policy { return b.policy.Load() }
 //
 // UDP flows to endpoints that neither a pool nor Serving has end at once. TCP
 // connections to endpoints that are gone go on, unless the policy has a DrainTimeout
-// (for those in Draining) or a VanishedTimeout (for the others). It returns the time
+// or, for those that were never in Draining, a VanishedTimeout. It returns the time
 // after which Ends becomes true for connections, the longest of several; 0: none.
 func (b *Balancer) Update(sp *plan.ServicePort) time.Duration {
 	policy := sp.Chosen()
@@ -123,17 +123,18 @@ func (b *Balancer) Update(sp *plan.ServicePort) time.Duration {
 func (b *Balancer) remove(e *Endpoint, sp *plan.ServicePort, policy plan.Policy, now time.Time) time.Duration {
 	first := !e.removed
 	e.removed = true
+	if slices.Contains(sp.Serving, e.Addr) { // it is there, only not ready
+		e.removed = b.protocol == plan.UDP
+		e.endAt.Store(0)
+		return 0
+	}
 	if b.protocol == plan.UDP {
-		if slices.Contains(sp.Serving, e.Addr) {
-			e.endAt.Store(0)
-		} else {
-			e.endAt.CompareAndSwap(0, now.UnixNano())
-		}
+		e.endAt.CompareAndSwap(0, now.UnixNano())
 		return 0
 	}
 	after := policy.VanishedTimeout
-	if slices.Contains(sp.Draining, e.Addr) {
-		after = policy.DrainTimeout
+	if drain := policy.DrainTimeout; slices.Contains(sp.Draining, e.Addr) || after == 0 || drain != 0 && drain < after {
+		after = drain
 	}
 	if !first || after == 0 {
 		return 0
