@@ -55,7 +55,8 @@ demo: packages root build ## serve a small cluster in one mode (MODE=iptables) a
 .PHONY: test
 test: packages root ## vet, unit and kernel tests, all scenarios in every mode (rings 1 to 6)
 	go vet ./...
-	$(GO_TEST) $(ARGS) ./... | go run ./test/verdict -title 'rings 1 to 6' -expected-skips test/expected-skips
+	$(GO_TEST) $(ARGS) ./... | go run ./test/verdict -title 'rings 1 to 6' \
+		-expected-skips test/expected-skips -expected-skips test/expected-skips-kernel
 
 .PHONY: test-cluster
 test-cluster: tools test ring7 ## the same, then the binary behind a real API server (ring 7)
@@ -73,16 +74,13 @@ test-migration: packages root ## take over from kube-proxy 1.29, 1.33 and 1.37 u
 	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3 1.29=$$4 1.33=$$5" \
 		$(GO_TEST) -tags cluster -run TestMigration ./test/cluster | go run ./test/verdict -title 'migration' -expected-skips test/expected-skips
 
-# What test-vm runs in the emulated machine, which takes ten times as long: what this
-# system's kernel may lack, and one scenario to see that the rest of it works.
-VM_SCENARIOS ?= testdata/scenarios/sctp.txtar testdata/scenarios/topology-zone.txtar
-VM_MODES ?= iptables,nftables
+# What test-vm runs: by default what scripts/test-vm says.
+VM_MODES ?=
+VM_SCENARIOS ?=
 
 .PHONY: test-vm
-test-vm: packages root ## scenarios on Debian's own kernel in a virtual machine (VM_SCENARIOS=...)
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/svcproxy ./cmd/scenario
-	SCENARIO_PATIENCE=10 scripts/vm bin/scenario --svcproxy bin/svcproxy --parallel 2 --mode $(VM_MODES) $(VM_SCENARIOS) \
-		| awk '{ print } / skipped$$/ && !/ 0 skipped$$/ { print "a scenario was skipped"; bad = 1 } END { exit bad }'
+test-vm: packages root ## ipvs mode and SCTP on Debian's own kernel in a virtual machine (VM_MODES=, VM_SCENARIOS=)
+	scripts/test-vm $(VM_MODES) $(VM_SCENARIOS) | go run ./test/verdict -title 'virtual machine' -expected-skips test/expected-skips
 
 .PHONY: race
 race: packages ## the tests of the concurrent packages under the race detector

@@ -17,6 +17,8 @@ import (
 var (
 	modeFlag = flag.String("mode", "", "modes to run in, joined by commas (default: all that the program has)")
 	feedFlag = flag.String("feed", "files", "how objects reach the program: files or api")
+
+	programFlag = flag.String("program", "", "the program, built (default: build it)")
 )
 
 // TestMain runs several scenarios on each processor: they wait most of the time.
@@ -87,13 +89,16 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-// mustBuild builds the program and asks it for its modes, as far as -mode asks for
-// them.
+// mustBuild builds the program, unless -program names one, and asks it for its modes,
+// as far as -mode asks for them.
 func mustBuild(t *testing.T) (string, []subject.Mode) {
 	t.Helper()
-	program, err := subject.Build(context.Background(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
+	program := *programFlag
+	if program == "" {
+		var err error
+		if program, err = subject.Build(context.Background(), t.TempDir()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	known, err := subject.Modes(context.Background(), program)
 	if err != nil {

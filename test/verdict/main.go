@@ -2,7 +2,7 @@
 // what passed, what failed with its output, and what was skipped and why. A skip
 // that no line of the list of expected skips covers is a failure.
 //
-//	go test -json ./... | verdict -expected-skips test/expected-skips
+//	go test -json ./... | verdict -expected-skips test/expected-skips -expected-skips test/expected-skips-kernel
 //
 // The last line is "N passed, N failed, N skipped". Tests without subtests count,
 // and packages that fail outside of any test.
@@ -24,24 +24,23 @@ func main() {
 func run(args []string, in io.Reader, out, errOut io.Writer) int {
 	flags := flag.NewFlagSet("verdict", flag.ContinueOnError)
 	flags.SetOutput(errOut)
-	list := flags.String("expected-skips", "", "`file` with the skips that are no failure")
+	var expected skipList
+	flags.Func("expected-skips", "`file` with the skips that are no failure; may be given several times", func(path string) error {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		list, err := readSkipList(f)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		expected = append(expected, list...)
+		return nil
+	})
 	title := flags.String("title", "tests", "`words` for the verdict line")
 	if err := flags.Parse(args); err != nil {
 		return 2
-	}
-	var expected skipList
-	if *list != "" {
-		f, err := os.Open(*list)
-		if err != nil {
-			fmt.Fprintln(errOut, "verdict:", err)
-			return 2
-		}
-		expected, err = readSkipList(f)
-		f.Close()
-		if err != nil {
-			fmt.Fprintf(errOut, "verdict: %s: %v\n", *list, err)
-			return 2
-		}
 	}
 	w := bufio.NewWriter(out)
 	defer w.Flush()

@@ -112,7 +112,7 @@ func TestGunzip(t *testing.T) {
 }
 
 // A kernel with modules loads one by file, what it needs first, and says so in /sys.
-func TestLoadIntoKernel(t *testing.T) {
+func TestKernelLoad(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: loading kernel modules")
 	}

@@ -66,7 +66,7 @@ func dump(t *testing.T, v IPVS) []Entry {
 	return all
 }
 
-func TestProbe(t *testing.T) {
+func TestKernelProbe(t *testing.T) {
 	inKernel(t, func(t *testing.T, k *Kernel) {
 		for _, f := range []Family{IPv4, IPv6} {
 			for _, scheduler := range []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf"} {
@@ -163,7 +163,7 @@ func randomCalls(r *rand.Rand, n int) []call {
 }
 
 // The fake answers as the kernel does, and lists the same after every call.
-func TestFakeIsHonest(t *testing.T) {
+func TestKernelAndFakeAgree(t *testing.T) {
 	inKernel(t, func(t *testing.T, k *Kernel) {
 		f := &Fake{NoScheduler: []string{"nosuch"}}
 		r := rand.New(rand.NewPCG(1, 2))
@@ -196,7 +196,7 @@ var equalAddrs = []cmp.Option{
 	cmp.Comparer(func(a, b Key) bool { return a == b }),
 }
 
-func TestTimeouts(t *testing.T) {
+func TestKernelTimeouts(t *testing.T) {
 	inKernel(t, func(t *testing.T, k *Kernel) {
 		f := &Fake{}
 		for _, set := range []Timeouts{
@@ -224,7 +224,7 @@ func TestTimeouts(t *testing.T) {
 }
 
 // What is created here is what an administrator's program lists.
-func TestListedByIpvsadm(t *testing.T) {
+func TestKernelListedByIpvsadm(t *testing.T) {
 	inKernel(t, func(t *testing.T, k *Kernel) {
 		api := ByAddr(TCP, ap("10.96.0.1:443"))
 		dns := ByAddr(UDP, ap("[fd00::a]:53"))
@@ -260,7 +260,7 @@ func TestListedByIpvsadm(t *testing.T) {
 
 // What an administrator makes is listed here, and what is not understood of it does
 // no harm.
-func TestListsForeign(t *testing.T) {
+func TestKernelListsForeign(t *testing.T) {
 	inKernel(t, func(t *testing.T, k *Kernel) {
 		for _, args := range []string{
 			"-A -t 192.0.2.1:80 -s wlc -p 60 -M 255.255.0.0",
