@@ -48,7 +48,13 @@ type family struct {
 	tidyAt    time.Time
 	tidyPause time.Duration
 
+	// suspects are elements that others changed, by set, while the rest still
+	// holds; nil: nobody did.
+	suspects map[string]map[nft.Tuple]bool
+
 	// For the time of one apply.
+	trust  bool                                 // what is not among the suspects is as the plan before said
+	before map[plan.ID]*service                 // while trust: the Services of the plan before
 	listed map[string]map[nft.Tuple]nft.Element // what a listing found and nobody asked for yet
 	round  int
 	batch  []nft.Op
@@ -76,6 +82,7 @@ func newFamily(env dataplane.Env, f plan.Family, t nft.Tables) *family {
 func (f *family) forget() {
 	f.known, f.caughtUp = false, false
 	f.listed, f.batch, f.leads = nil, nil, nil
+	f.suspects, f.trust, f.before = nil, false, nil
 	f.tidyAt = time.Time{}
 }
 
@@ -104,6 +111,11 @@ func (f *family) carryOut(ctx context.Context, u plan.Update) error {
 	f.ctx, f.err, f.batch, f.size, f.hold, f.sweeps = ctx, nil, nil, 0, false, nil
 	f.leads, f.leadSize, f.leadLimit = nil, 0, firstLeads
 	f.round++
+	if f.suspects != nil {
+		if err := f.recheck(); err != nil {
+			return err
+		}
+	}
 	if !f.known {
 		if err := f.readBack(ctx, u.Plan.Node); err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -32,7 +33,7 @@ func walkPlans(t *testing.T, tables nft.Tables, seed uint64, steps int, lose fun
 	var last, applied *plan.Plan
 	for step := range steps {
 		last = randomPlan(rng, last, families...)
-		switch rng.IntN(9) {
+		switch rng.IntN(11) {
 		case 0: // a restart
 			b, applied = newBackend(testEnv(families...), tables), nil
 		case 1:
@@ -53,6 +54,11 @@ func walkPlans(t *testing.T, tables nft.Tables, seed uint64, steps int, lose fun
 			_ = b.Apply(context.Background(), difference(applied, last))
 			lose(false)
 		}
+		if rng.IntN(4) == 0 { // somebody edits elements and rules, which is told exactly
+			if f := b.families[rng.IntN(2)]; f.known {
+				meddleExactly(t, rng, b, f)
+			}
+		}
 		mustApply(t, b, difference(applied, last))
 		applied = last
 		if step%compareEvery != 0 && step != steps-1 {
@@ -66,6 +72,46 @@ func walkPlans(t *testing.T, tables nft.Tables, seed uint64, steps int, lose fun
 			}
 		}
 	}
+}
+
+// meddleExactly deletes, replaces and adds elements of large sets, and empties a
+// chain, and tells of it as the kernel would.
+func meddleExactly(t *testing.T, rng *rand.Rand, b *backend, f *family) {
+	t.Helper()
+	c, err := b.tables.Read(context.Background(), f.table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range slices.Sorted(maps.Keys(f.core)) {
+		if !f.large(set) || rng.IntN(2) == 0 {
+			continue
+		}
+		e := nft.Event{Table: f.table, What: set, Set: set}
+		for i, el := range c.Elements[set] {
+			if rng.IntN(4) > 0 {
+				continue
+			}
+			gone := []nft.Element{{Key: el.Key}}
+			meddle(t, b.tables, nft.Op{Kind: nft.DeleteElements, Table: f.table, Set: f.core[set], Elements: gone})
+			e.Keys = append(e.Keys, el.Key)
+			if other := c.Elements[set][(i+1)%len(c.Elements[set])]; rng.IntN(2) == 0 { // another's data
+				other.Key = el.Key
+				meddle(t, b.tables, nft.Op{Kind: nft.AddElements, Table: f.table, Set: f.core[set], Elements: []nft.Element{other}})
+			}
+		}
+		if len(c.Elements[set]) > 0 { // one that nobody wants
+			el := c.Elements[set][0]
+			el.Key = el.Key[:len(el.Key)-1] + "\x77"
+			if _, err := b.tables.Lookup(context.Background(), f.table, f.core[set], []nft.Tuple{el.Key}); err == nil {
+				_ = b.tables.Commit(context.Background(), []nft.Op{{Kind: nft.AddElements, Table: f.table, Set: f.core[set], Elements: []nft.Element{el}}})
+				e.Keys = append(e.Keys, el.Key)
+			}
+		}
+		b.tell(e)
+	}
+	meddle(t, b.tables, nft.Op{Kind: nft.FlushChain, Table: f.table, Name: chainReject})
+	b.tell(nft.Event{Table: f.table, What: "rules", Rules: true})
+	b.Invalidate()
 }
 
 func meddle(t *testing.T, tables nft.Tables, ops ...nft.Op) {
@@ -485,6 +531,71 @@ func TestWatchTells(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("Watch ends with %v", err)
 	}
+}
+
+// readCounter counts the elements that are listed.
+type readCounter struct {
+	nft.Tables
+	listed int
+}
+
+func (r *readCounter) ReadSome(ctx context.Context, t nft.Table, want func(*nft.Set) bool) (*nft.Contents, error) {
+	c, err := r.Tables.ReadSome(ctx, t, want)
+	if err == nil {
+		for _, list := range c.Elements {
+			r.listed += len(list)
+		}
+	}
+	return c, err
+}
+
+func (r *readCounter) Read(ctx context.Context, t nft.Table) (*nft.Contents, error) {
+	return r.ReadSome(ctx, t, func(*nft.Set) bool { return true })
+}
+
+// What others did to single elements is repaired without a listing of all, and what
+// the plan changed meanwhile is done too.
+func TestExactRepair(t *testing.T) {
+	memory := &fake.Tables{}
+	k := &readCounter{Tables: memory}
+	b := newBackend(testEnv(plan.IPv4), k)
+	p := bigPlan(500, 3)
+	mustApply(t, b, plan.Update{Plan: p})
+	want := memory.String()
+	ctx, cancel := context.WithCancel(context.Background())
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	go func() { ended <- b.watch(ctx, ready, func(string) {}) }()
+	<-ready
+	table := b.families[0].table
+	services, endpoints := b.families[0].core[setServices], b.families[0].core[setEndpoints]
+	c := mustRead(t, memory, plan.IPv4)
+	for _, o := range []nft.Op{
+		{Kind: nft.DeleteElements, Set: services, Elements: c.Elements[setServices][:3]},
+		{Kind: nft.DeleteElements, Set: endpoints, Elements: c.Elements[setEndpoints][7:8]},
+		{Kind: nft.FlushChain, Name: chainServices},
+	} {
+		o.Table = table
+		if err := memory.Disturb(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Invalidate()
+	k.listed = 0
+	mustApply(t, b, plan.Update{Plan: p})
+	if have := memory.String(); have != want {
+		t.Errorf("after the repair: %s", firstDifference(have, want))
+	}
+	if k.listed > 10 {
+		t.Errorf("%d elements were listed", k.listed)
+	}
+	k.listed = 0
+	b.Invalidate() // for no reason that is known
+	mustApply(t, b, plan.Update{Plan: p})
+	if k.listed < 2000 {
+		t.Errorf("a read-back lists %d elements only", k.listed)
+	}
+	cancel()
+	<-ended
 }
 
 // A chain that the kernel holds on to is deleted later, without a change.

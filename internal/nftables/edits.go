@@ -252,6 +252,7 @@ func (c *change) changeFront(was, fr *front, moved []movedSlot) {
 func (c *change) add(s step, set string, e nft.Element) {
 	known, listed := c.f.take(set, e.Key, e.End)
 	switch {
+	case c.f.trusts(set, e.Key):
 	case !listed:
 		c.edits.insert(s, set, e)
 	case known == e:

@@ -53,6 +53,9 @@ type backend struct {
 
 	mu       sync.Mutex // guards families
 	families []*family
+
+	told    sync.Mutex // guards foreign
+	foreign []nft.Event
 }
 
 func newBackend(env dataplane.Env, t nft.Tables) *backend {
@@ -74,12 +77,22 @@ func (b *backend) Apply(ctx context.Context, u plan.Update) error {
 	return errors.Join(errs...)
 }
 
-// Invalidate implements dataplane.Backend.
+// Invalidate implements dataplane.Backend. If it is because of what others did and
+// that is known exactly, only that is looked at.
 func (b *backend) Invalidate() {
+	b.told.Lock()
+	foreign := b.foreign
+	b.foreign = nil
+	b.told.Unlock()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, f := range b.families {
-		f.forget()
+		if len(foreign) == 0 {
+			f.forget()
+		}
+		for i := range foreign {
+			f.suspect(&foreign[i])
+		}
 	}
 }
 

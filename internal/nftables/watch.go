@@ -14,5 +14,22 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 
 // watch closes ready once nothing goes unnoticed.
 func (b *backend) watch(ctx context.Context, ready chan<- struct{}, disturbed func(what string)) error {
-	return b.tables.Watch(ctx, ours, ready, func(e nft.Event) { disturbed(e.What) })
+	return b.tables.Watch(ctx, ours, ready, func(e nft.Event) {
+		b.tell(e)
+		disturbed(e.What)
+	})
+}
+
+// mostForeign bounds what is remembered of others' changes until they are repaired.
+const mostForeign = 1000
+
+// tell keeps an event until Invalidate. Too many are as good as none that is known.
+func (b *backend) tell(e nft.Event) {
+	b.told.Lock()
+	defer b.told.Unlock()
+	if len(b.foreign) < mostForeign {
+		b.foreign = append(b.foreign, e)
+		return
+	}
+	b.foreign = append(b.foreign[:mostForeign], nft.Event{What: "more"})
 }

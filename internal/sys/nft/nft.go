@@ -217,6 +217,11 @@ var ErrNoTable = errors.New("no such table")
 type Event struct {
 	Table Table  // none if it is not known which
 	What  string // "set services was deleted"
+	// Set and Keys say exactly what changed if that were elements only.
+	Set  string
+	Keys []Tuple
+	// Rules: only chains and rules changed.
+	Rules bool
 }
 
 // Tables is a network namespace's nf_tables. Commit and the readers may be used by
@@ -228,6 +233,11 @@ type Tables interface {
 	// Read returns a table with everything in it but the elements of dynamic
 	// sets, or ErrNoTable.
 	Read(ctx context.Context, t Table) (*Contents, error)
+	// ReadSome is Read without the elements of sets that want refuses.
+	ReadSome(ctx context.Context, t Table, want func(*Set) bool) (*Contents, error)
+	// Lookup returns those elements of a set that have one of the keys. Not for
+	// interval sets.
+	Lookup(ctx context.Context, t Table, s *Set, keys []Tuple) ([]Element, error)
 	// Exists reports whether a table is there.
 	Exists(ctx context.Context, t Table) (bool, error)
 	// Elements calls f with the elements of one set. A set that is not there has

@@ -102,7 +102,7 @@ func (k *Tables) carryOut(ops []nft.Op) ([]func(), error) {
 	return t.undo, nil
 }
 
-// Disturb makes a commit as another program would: watchers are told.
+// Disturb makes a commit as another program would: watchers are told of its first step.
 func (k *Tables) Disturb(ops ...nft.Op) error {
 	k.mu.Lock()
 	_, err := k.carryOut(ops)
@@ -111,8 +111,18 @@ func (k *Tables) Disturb(ops ...nft.Op) error {
 	if err != nil {
 		return err
 	}
+	e := nft.Event{Table: ops[0].Table, What: fmt.Sprintf("table %s: %s", ops[0].Table, ops[0].Kind)}
+	switch o := &ops[0]; o.Kind {
+	case nft.AddElements, nft.DeleteElements:
+		e.Set = o.Set.Name
+		for i := range o.Elements {
+			e.Keys = append(e.Keys, o.Elements[i].Key)
+		}
+	case nft.AddRule, nft.FlushChain, nft.AddChain, nft.DeleteChain:
+		e.Rules = true
+	}
 	for _, f := range watchers {
-		f(nft.Event{Table: ops[0].Table, What: fmt.Sprintf("table %s: %s", ops[0].Table, ops[0].Kind)})
+		f(e)
 	}
 	return nil
 }
@@ -148,6 +158,11 @@ func (k *Tables) Exists(ctx context.Context, t nft.Table) (bool, error) {
 
 // Read implements Tables.
 func (k *Tables) Read(ctx context.Context, name nft.Table) (*nft.Contents, error) {
+	return k.ReadSome(ctx, name, func(*nft.Set) bool { return true })
+}
+
+// ReadSome implements Tables.
+func (k *Tables) ReadSome(ctx context.Context, name nft.Table, want func(*nft.Set) bool) (*nft.Contents, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -164,11 +179,22 @@ func (k *Tables) Read(ctx context.Context, name nft.Table) (*nft.Contents, error
 	for n, s := range t.sets {
 		set := s.Set
 		c.Sets[n] = &set
-		if !s.Dynamic {
+		if !s.Dynamic && want(&s.Set) {
 			c.Elements[n] = slices.Collect(maps.Values(s.elements))
 		}
 	}
 	return c, nil
+}
+
+// Lookup implements Tables.
+func (k *Tables) Lookup(ctx context.Context, t nft.Table, s *nft.Set, keys []nft.Tuple) ([]nft.Element, error) {
+	var out []nft.Element
+	err := k.Elements(ctx, t, s, func(e nft.Element) {
+		if slices.Contains(keys, e.Key) {
+			out = append(out, e)
+		}
+	})
+	return out, err
 }
 
 // Elements implements Tables.

@@ -196,49 +196,80 @@ func (k *Tables) Exists(ctx context.Context, t nft.Table) (bool, error) {
 
 // tableComment asks for one table.
 func (k *Tables) tableComment(ctx context.Context, t nft.Table) (string, error) {
-	if err := ctx.Err(); err != nil {
-		return "", err
-	}
-	c, err := k.dial()
-	if err != nil {
-		return "", err
-	}
 	req := request(unix.NFT_MSG_GETTABLE, 0, t.Family)
 	w := &wire.Message{Buf: req.Data}
 	w.Text(unix.NFTA_TABLE_NAME, t.Name)
 	req.Data = w.Buf
+	b, err := k.get(ctx, req)
+	switch {
+	case errors.Is(err, nft.ErrNotExist):
+		return "", nft.ErrNoTable
+	case err != nil:
+		return "", fmt.Errorf("ask for table %s: %w", t, err)
+	}
+	remark := ""
+	wire.EachAttr(b, func(typ uint16, d []byte) {
+		if typ == tableUserdata {
+			remark = wire.CommentOf(d, commentOfTable)
+		}
+	})
+	return remark, nil
+}
+
+// get asks for one object and returns its attributes.
+func (k *Tables) get(ctx context.Context, req netlink.Message) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c, err := k.dial()
+	if err != nil {
+		return nil, err
+	}
 	sent, err := c.Send(req)
 	if err != nil {
-		return "", fmt.Errorf("ask for table %s: %w", t, err)
+		return nil, err
 	}
 	for {
 		msgs, err := c.Receive()
 		if oe, ok := errors.AsType[*netlink.OpError](err); ok && oe.Sequence != 0 && oe.Sequence != sent.Header.Sequence {
 			continue
 		}
-		if errors.Is(err, nft.ErrNotExist) {
-			return "", nft.ErrNoTable
-		}
 		if err != nil {
-			return "", fmt.Errorf("ask for table %s: %w", t, err)
+			return nil, err
 		}
 		for _, m := range msgs {
-			if m.Header.Sequence != sent.Header.Sequence {
-				continue
+			if m.Header.Sequence == sent.Header.Sequence {
+				return body(m.Data), nil
 			}
-			remark := ""
-			wire.EachAttr(body(m.Data), func(typ uint16, d []byte) {
-				if typ == tableUserdata {
-					remark = wire.CommentOf(d, commentOfTable)
-				}
-			})
-			return remark, nil
 		}
 	}
 }
 
+// Lookup implements Tables.
+func (k *Tables) Lookup(ctx context.Context, t nft.Table, s *nft.Set, keys []nft.Tuple) ([]nft.Element, error) {
+	var out []nft.Element
+	for i := range keys {
+		ask := encodeElements(nil, &nft.Op{Kind: nft.DeleteElements, Table: t, Set: s, Elements: []nft.Element{{Key: keys[i]}}})[0]
+		ask.Header.Type = request(unix.NFT_MSG_GETSETELEM, 0, t.Family).Header.Type
+		b, err := k.get(ctx, ask)
+		if errors.Is(err, nft.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("ask for an element of %s in table %s: %w", s.Name, t, err)
+		}
+		eachElement(b, func(e nft.Element) { out = append(out, e) })
+	}
+	return out, nil
+}
+
 // Read implements Tables.
 func (k *Tables) Read(ctx context.Context, t nft.Table) (*nft.Contents, error) {
+	return k.ReadSome(ctx, t, func(*nft.Set) bool { return true })
+}
+
+// ReadSome implements Tables.
+func (k *Tables) ReadSome(ctx context.Context, t nft.Table, want func(*nft.Set) bool) (*nft.Contents, error) {
 	remark, err := k.tableComment(ctx, t)
 	if err != nil {
 		return nil, err
@@ -283,7 +314,7 @@ func (k *Tables) Read(ctx context.Context, t nft.Table) (*nft.Contents, error) {
 	}
 	c.Elements = map[string][]nft.Element{}
 	for _, s := range c.Sets {
-		if s.Dynamic {
+		if s.Dynamic || !want(s) {
 			continue
 		}
 		if c.Elements[s.Name], err = k.elements(ctx, t, s); err != nil {

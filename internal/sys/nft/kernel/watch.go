@@ -110,19 +110,37 @@ func refuse(c *netlink.Conn, ports []uint32) error {
 	return errors.Join(err, failed)
 }
 
-// mostEvents bounds how much of one commit is told.
-const mostEvents = 8
+// How much of one commit is told exactly.
+const (
+	mostEvents = 8
+	mostKeys   = 20_000
+)
 
-// note adds an event to those of its commit, once. That a table is gone says all
-// about it.
+// note adds an event to those of its commit. That a table is gone says all about it;
+// what is too much is told as a change of the table.
 func note(seen []nft.Event, e nft.Event, gone bool) []nft.Event {
 	if gone {
 		seen = slices.DeleteFunc(seen, func(s nft.Event) bool { return s.Table == e.Table })
 	}
-	if len(seen) < mostEvents && !slices.Contains(seen, e) {
-		seen = append(seen, e)
+	for i := range seen {
+		s := &seen[i]
+		if s.What != e.What || s.Table != e.Table {
+			continue
+		}
+		if s.Set == e.Set && len(s.Keys)+len(e.Keys) <= mostKeys {
+			s.Keys = append(s.Keys, e.Keys...)
+		} else {
+			s.Set, s.Keys = "", nil
+		}
+		return seen
 	}
-	return seen
+	if len(seen) >= mostEvents {
+		e = nft.Event{Table: e.Table, What: fmt.Sprintf("table %s: more", e.Table)}
+		if slices.ContainsFunc(seen[mostEvents:], func(s nft.Event) bool { return s.Table == e.Table }) {
+			return seen
+		}
+	}
+	return append(seen, e)
 }
 
 // committer says who made a commit.
@@ -173,5 +191,12 @@ func parseEvent(kind int, b []byte) nft.Event {
 		what = fmt.Sprintf(what, name)
 	}
 	e.What = fmt.Sprintf("table %s: %s", e.Table, what)
+	switch kind {
+	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
+		e.Set = name
+		eachElement(body(b), func(el nft.Element) { e.Keys = append(e.Keys, el.Key) })
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		e.Rules = true
+	}
 	return e
 }
