@@ -317,7 +317,7 @@ func (f *family) limit(p *pending) {
 			if d == 0 {
 				d = f.opts.drainTimeout()
 			}
-			if vanished > 0 && !slices.Contains(terminating, e.Addr) {
+			if vanished > 0 && !slices.Contains(terminating, e.Addr) && !p.new.sp.Keeps(e.Addr) {
 				d = min(d, vanished)
 			}
 			f.limits[k] = d
