@@ -169,6 +169,9 @@ func writeStatus(w io.Writer, s status) error {
 	for _, f := range s.HealthChecks.Failing {
 		line("", "%s of %s fails since %s: %s", f.Endpoint, f.Service, f.Since.Format(time.RFC3339), f.Reason)
 	}
+	for i, k := range s.Loop.Kernel {
+		line(map[bool]string{true: "kernel settings"}[i == 0], "%s", k)
+	}
 	if s.Config.File != "" {
 		line("configuration", "%s, loaded %s", s.Config.File, s.Config.Loaded.Format(time.RFC3339))
 	}
