@@ -22,11 +22,11 @@ type checker struct {
 
 // check returns nil if the target passes, else why it does not.
 func (c checker) check(ctx context.Context, k key) error {
-	ctx, cancel := context.WithTimeout(ctx, k.check.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, k.check.Value().Timeout)
 	defer cancel()
 	err := c.connect(ctx, k)
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("no answer within %s", k.check.Timeout)
+		return fmt.Errorf("no answer within %s", k.check.Value().Timeout)
 	}
 	return err
 }
@@ -37,20 +37,21 @@ func (c checker) connect(ctx context.Context, k key) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // whatever it says, the answer is there
-	if k.check.Method == plan.CheckTCP {
+	check := k.check.Value()
+	if check.Method == plan.CheckTCP {
 		return nil
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	code, err := get(conn, k)
 	if err != nil {
-		return fmt.Errorf("GET %s: %w", k.check.Path, err)
+		return fmt.Errorf("GET %s: %w", check.Path, err)
 	}
-	switch want := int(k.check.Code); {
+	switch want := int(check.Code); {
 	case want == 0 && (code < 200 || code > 399):
-		return fmt.Errorf("GET %s gives status %d, want one from 200 to 399", k.check.Path, code)
+		return fmt.Errorf("GET %s gives status %d, want one from 200 to 399", check.Path, code)
 	case want != 0 && code != want:
-		return fmt.Errorf("GET %s gives status %d, want %d", k.check.Path, code, want)
+		return fmt.Errorf("GET %s gives status %d, want %d", check.Path, code, want)
 	}
 	return nil
 }
@@ -59,7 +60,7 @@ func (c checker) connect(ctx context.Context, k key) error {
 // followed; of a body nothing is read. A client of the standard library would keep
 // two goroutines for each connection and log what odd servers say.
 func get(conn net.Conn, k key) (int, error) {
-	u, err := url.ParseRequestURI(k.check.Path)
+	u, err := url.ParseRequestURI(k.check.Value().Path)
 	if err != nil {
 		return 0, err
 	}

@@ -75,7 +75,7 @@ func TestCheck(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = checker{(&net.Dialer{}).DialContext}.check(t.Context(), key{c.at, h})
+		err = checker{(&net.Dialer{}).DialContext}.check(t.Context(), keyOf(c.at, h))
 		switch {
 		case c.want == "" && err != nil:
 			t.Errorf("%s: %v", c.check, err)

@@ -2,10 +2,15 @@ package probe
 
 import (
 	"container/heap"
+	"slices"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
+
+// firstRound is the time in which the endpoints that are there at the start are probed
+// first, if the limit allows it.
+const firstRound = time.Second
 
 // Follow takes up which endpoints there are to probe. What is new counts as healthy;
 // an endpoint whose Service changed its health check keeps its state until the new
@@ -23,6 +28,7 @@ func (p *Prober) Follow(u plan.Update) {
 			p.leave(e, c.Old.Policy.Check, touched)
 		}
 	}
+	p.started = p.started || !u.Partial
 	if len(touched) == 0 {
 		return
 	}
@@ -49,13 +55,16 @@ func endpoints(sp *plan.ServicePort) map[user]struct{} {
 
 // join adds one Service port's use of a target.
 func (p *Prober) join(u user, check plan.HealthCheck, touched map[user]struct{}) {
-	k := key{check.Target(u.endpoint), check}
-	k.check.Port = 0 // it is in the address
+	k := keyOf(u.endpoint, check)
 	before := p.users[u]
 	t := p.targets[k]
 	if t == nil {
-		t = &target{key: k, ports: map[user]int{}, index: -1}
-		t.next = time.Now().Add(time.Duration(p.cfg.Spread() * float64(check.Interval)))
+		t = &target{key: k, index: -1}
+		soon := check.Interval
+		if !p.started {
+			soon, t.streak = min(soon, firstRound), check.Fall-1
+		}
+		t.next = time.Now().Add(time.Duration(p.cfg.Spread() * float64(soon)))
 		if before != nil && before.failing {
 			t.failing, t.reason, t.since = true, before.reason, before.since
 			p.failing++
@@ -63,7 +72,11 @@ func (p *Prober) join(u user, check plan.HealthCheck, touched map[user]struct{})
 		p.targets[k] = t
 		heap.Push(&p.due, t)
 	}
-	t.ports[u]++
+	if i := t.find(u); i >= 0 {
+		t.uses[i].ports++
+	} else {
+		t.uses = append(t.uses, use{u, 1})
+	}
 	if before != t {
 		p.users[u] = t
 		touched[u] = struct{}{}
@@ -72,21 +85,24 @@ func (p *Prober) join(u user, check plan.HealthCheck, touched map[user]struct{})
 
 // leave ends one Service port's use of a target, and the target with its last.
 func (p *Prober) leave(u user, check plan.HealthCheck, touched map[user]struct{}) {
-	k := key{check.Target(u.endpoint), check}
-	k.check.Port = 0
+	k := keyOf(u.endpoint, check)
 	t := p.targets[k]
-	if t == nil || t.ports[u] == 0 {
+	if t == nil {
 		return
 	}
-	if t.ports[u]--; t.ports[u] > 0 {
+	i := t.find(u)
+	if i < 0 {
 		return
 	}
-	delete(t.ports, u)
+	if t.uses[i].ports--; t.uses[i].ports > 0 {
+		return
+	}
+	t.uses = slices.Delete(t.uses, i, i+1)
 	if p.users[u] == t {
 		delete(p.users, u)
 		touched[u] = struct{}{}
 	}
-	if len(t.ports) > 0 {
+	if len(t.uses) > 0 {
 		return
 	}
 	t.gone = true
@@ -98,4 +114,9 @@ func (p *Prober) leave(u user, check plan.HealthCheck, touched map[user]struct{}
 		p.failing--
 	}
 	touched[u] = struct{}{}
+}
+
+// find returns the index of a user in uses, -1: it has none.
+func (t *target) find(u user) int {
+	return slices.IndexFunc(t.uses, func(o use) bool { return o.user == u })
 }

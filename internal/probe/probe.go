@@ -4,8 +4,9 @@
 // traffic is the planner's to decide.
 //
 // What several Service ports have in common, the place to probe and the way, is
-// probed once. An endpoint counts as healthy until it failed often enough, also
-// after a restart of the process. There is a limit of probes per second for all
+// probed once. An endpoint counts as healthy until it failed often enough; for those
+// that are there when the process starts, and may have been failing before, the first
+// probe comes soon and is enough. There is a limit of probes per second for all
 // together: above it every probe is late, the oldest due first. At rest an endpoint
 // costs a few hundred bytes and no goroutine.
 package probe
@@ -19,6 +20,7 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+	"unique"
 
 	"golang.org/x/time/rate"
 
@@ -60,6 +62,7 @@ type Prober struct {
 	due      queue // targets that no probe is under way for
 	users    map[user]*target
 	reported map[user]struct{} // as failing
+	started  bool              // a whole plan was seen
 	failing  int               // targets
 	late     time.Duration     // of the last probe that began
 }
@@ -67,7 +70,13 @@ type Prober struct {
 // key is a place to probe and the way.
 type key struct {
 	at    netip.AddrPort
-	check plan.HealthCheck
+	check unique.Handle[plan.HealthCheck] // few differ; without the Port, which is in at
+}
+
+func keyOf(endpoint netip.AddrPort, check plan.HealthCheck) key {
+	at := check.Target(endpoint)
+	check.Port = 0
+	return key{at, unique.Make(check)}
 }
 
 // user is an endpoint of a Service. A Service has one health check for all its
@@ -77,10 +86,16 @@ type user struct {
 	endpoint netip.AddrPort
 }
 
+// use is a user with the number of its Service's ports that have the target.
+type use struct {
+	user
+	ports int
+}
+
 // target is what is probed.
 type target struct {
 	key
-	ports   map[user]int // Service ports that have it, by user
+	uses    []use // mostly one
 	failing bool
 	streak  uint8  // results in a row that contradict failing
 	reason  string // of the last failure
@@ -196,7 +211,7 @@ func (p *Prober) begin(t *target) bool {
 
 // result takes up what came of a probe that began at start.
 func (p *Prober) result(t *target, start time.Time, took time.Duration, err error) {
-	method, word := t.check.Method.String(), "pass"
+	method, word := t.check.Value().Method.String(), "pass"
 	if err != nil {
 		word = "fail"
 	}
@@ -207,7 +222,7 @@ func (p *Prober) result(t *target, start time.Time, took time.Duration, err erro
 	if t.gone {
 		return
 	}
-	t.next = start.Add(t.check.Interval)
+	t.next = start.Add(t.check.Value().Interval)
 	heap.Push(&p.due, t)
 	p.nudge()
 	if !t.judge(err) {
@@ -215,9 +230,9 @@ func (p *Prober) result(t *target, start time.Time, took time.Duration, err erro
 	}
 	t.since = time.Now()
 	p.flipped(t)
-	for u := range t.ports {
-		p.tell(u)
-		p.told.flipped(u, t)
+	for _, u := range t.uses {
+		p.tell(u.user)
+		p.told.flipped(u.user, t)
 	}
 }
 
@@ -230,9 +245,9 @@ func (t *target) judge(err error) bool {
 		t.streak = 0
 		return false
 	}
-	enough := t.check.Fall
+	enough := t.check.Value().Fall
 	if t.failing {
-		enough = t.check.Rise
+		enough = t.check.Value().Rise
 	}
 	if t.streak++; t.streak < enough {
 		return false

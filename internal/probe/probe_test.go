@@ -33,8 +33,16 @@ type lab struct {
 	services map[plan.ID]*plan.ServicePort
 }
 
-// start returns a running lab, in a bubble.
+// start returns a lab that runs for a while and had nothing to do, in a bubble.
 func start(t *testing.T, perSecond int) *lab {
+	t.Helper()
+	l := startNow(t, perSecond)
+	l.Follow(plan.Update{})
+	return l
+}
+
+// startNow returns a lab that has just been started.
+func startNow(t *testing.T, perSecond int) *lab {
 	t.Helper()
 	l := &lab{down: map[string]error{}, dials: map[string][]time.Duration{}, services: map[plan.ID]*plan.ServicePort{}}
 	begun := time.Now()
@@ -192,6 +200,27 @@ func TestSilenceFails(t *testing.T) {
 		if s := l.Status(); len(s.Failing) != 1 || s.Failing[0].Reason != "no answer within 300ms" {
 			t.Errorf("status %+v", s)
 		}
+	})
+}
+
+// What fails at the start, and perhaps failed before, is found out at once.
+func TestFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := startNow(t, 100)
+		const check = "tcp,interval=10s,fall=3,rise=2"
+		l.set("10.61.0.5:8080", errors.New("refused"))
+		l.set("10.61.0.7:8080", errors.New("refused"))
+		l.put(t, "web", "http", check, 5, 6)
+		pass(firstRound)
+		want(t, "in the first round", l.reported(), "default/web 10.61.0.5:8080 true")
+		l.set("10.61.0.6:8080", errors.New("refused"))
+		l.put(t, "late", "http", check, 7)
+		pass(20 * time.Second)
+		want(t, "the others after two failures", l.reported(), "")
+		pass(20 * time.Second)
+		have := strings.Split(l.reported(), "; ")
+		slices.Sort(have)
+		want(t, "and after three", strings.Join(have, "; "), "default/late 10.61.0.7:8080 true; default/web 10.61.0.6:8080 true")
 	})
 }
 
@@ -361,4 +390,41 @@ func TestAtOnce(t *testing.T) {
 			t.Errorf("%d remarks on 1000 endpoints", n)
 		}
 	})
+}
+
+// TestMemory bounds what an endpoint costs at rest.
+func TestMemory(t *testing.T) {
+	const n = 20_000
+	h, err := plan.ParseHealthCheck("http,path=/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	var changes []plan.Change
+	for i := range n / 10 {
+		id := plan.ID{Namespace: "default", Name: fmt.Sprintf("some-application-%05d", i), Port: "http", Protocol: plan.TCP, Family: plan.IPv4}
+		sp := &plan.ServicePort{ID: id, Policy: &plan.Policy{Check: h}}
+		for j := range 10 {
+			a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(j)}), 8080)
+			sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Addr: a, Weight: 1})
+		}
+		changes = append(changes, plan.Change{ID: id, New: sp})
+	}
+	before := heap()
+	p := New(Config{PerSecond: 100, Report: func(plan.Name, netip.AddrPort, bool) {}})
+	p.Follow(plan.Update{Changed: changes})
+	each := (heap() - before) / n
+	if len(p.targets) != n {
+		t.Fatalf("%d targets", len(p.targets))
+	}
+	t.Logf("%d bytes for each endpoint", each)
+	if each > 600 {
+		t.Errorf("%d bytes for each endpoint, want at most 600", each)
+	}
+	runtime.KeepAlive(changes)
 }

@@ -51,7 +51,7 @@ func (r remarks) flipped(u user, t *target) {
 	n := plan.Note{Kind: "Service", Namespace: u.service.Namespace, Name: u.service.Name}
 	if t.failing {
 		n.Reason, n.Warning = ReasonFailing, true
-		n.Message = fmt.Sprintf("endpoint %s fails its health check %s (%d in a row, the last: %s): it gets no new flows from this node while others pass", u.endpoint, checkText(t), t.check.Fall, t.reason)
+		n.Message = fmt.Sprintf("endpoint %s fails its health check %s (%d in a row, the last: %s): it gets no new flows from this node while others pass", u.endpoint, checkText(t), t.check.Value().Fall, t.reason)
 	} else {
 		n.Reason = ReasonPassing
 		n.Message = fmt.Sprintf("endpoint %s passes its health check %s again", u.endpoint, checkText(t))
@@ -62,7 +62,7 @@ func (r remarks) flipped(u user, t *target) {
 
 // checkText is the check as in the annotation.
 func checkText(t *target) string {
-	h := t.check
+	h := t.check.Value()
 	h.Port = t.at.Port()
 	return h.String()
 }
