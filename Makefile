@@ -64,9 +64,17 @@ test-cluster: tools test ring7 ## the same, then the binary behind a real API se
 .PHONY: ring7
 ring7: packages root
 	go vet -tags cluster ./test/cluster
-	set -- $$(scripts/tools etcd kube-apiserver kube-proxy); \
-	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3" $(GO_TEST) -tags cluster $(ARGS) ./test/cluster \
+	set -- $$(scripts/tools etcd kube-apiserver kube-proxy kube-controller-manager helm); \
+	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3" SVCPROXY_CONTROLLER_MANAGER=$$4 SVCPROXY_HELM=$$5 $(GO_TEST) -tags cluster $(ARGS) ./test/cluster \
 		| go run ./test/verdict -title 'ring 7' -expected-skips test/expected-skips
+
+.PHONY: manifests
+manifests: ## write deploy/svcproxy.yaml anew from the chart
+	SVCPROXY_HELM=$$(scripts/tools helm) go test -count=1 -tags cluster -run TestManifestsAreTheChart ./test/cluster -update
+
+.PHONY: image
+image: packages ## build dist/svcproxy.tar, an OCI image layout; needs no container engine
+	VERSION=$(VERSION) deploy/image oci dist/svcproxy.tar
 
 .PHONY: test-migration
 test-migration: packages root ## take over from kube-proxy 1.29, 1.33 and 1.37 under load; builds them first

@@ -72,6 +72,14 @@ var collections = map[string]string{
 	"Node":          "/api/v1/nodes",
 	"Service":       "/api/v1/namespaces/%s/services",
 	"EndpointSlice": "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices",
+
+	"ConfigMap":                "/api/v1/namespaces/%s/configmaps",
+	"ServiceAccount":           "/api/v1/namespaces/%s/serviceaccounts",
+	"DaemonSet":                "/apis/apps/v1/namespaces/%s/daemonsets",
+	"ClusterRole":              "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+	"ClusterRoleBinding":       "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+	"CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+	"ServiceMonitor":           "/apis/monitoring.coreos.com/v1/namespaces/%s/servicemonitors",
 }
 
 // mustApply applies a manifest of one or more documents, as kubectl apply

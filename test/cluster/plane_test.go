@@ -79,7 +79,7 @@ func (p *plane) startServer(t *testing.T, ip string) {
 	t.Helper()
 	p.server = mustStart(t, p.host, p.path("kube-apiserver.log"), mustGetenv(t, "SVCPROXY_KUBE_APISERVER"),
 		"--etcd-servers=http://127.0.0.1:2379", "--service-cluster-ip-range=10.96.0.0/12",
-		"--bind-address=0.0.0.0", "--secure-port=6443", "--advertise-address="+ip,
+		"--bind-address=0.0.0.0", "--secure-port=6443", "--advertise-address="+ip, "--allow-privileged=true",
 		"--cert-dir="+p.path("certs"), "--token-auth-file="+p.path("tokens.csv"), "--authorization-mode=RBAC",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+p.path("sa.key"), "--service-account-signing-key-file="+p.path("sa.key"),
