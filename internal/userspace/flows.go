@@ -16,6 +16,11 @@ import (
 // to one of its listeners are forgotten, and the next packet is translated anew. What
 // becomes of a flow behind the listener is the relay's business.
 
+// flowTable is connection tracking: what of dataplane.FlowTable is needed here.
+type flowTable interface {
+	DeleteUDP(ctx context.Context, to []netip.AddrPort, stale func(to, from netip.AddrPort) bool) (int, error)
+}
+
 // staleFlows are the destinations to look at, until that succeeds.
 type staleFlows struct {
 	due map[netip.AddrPort]lead

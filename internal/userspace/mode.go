@@ -130,7 +130,7 @@ func Mode(o Options) dataplane.Mode {
 type host struct {
 	tables  nft.Tables
 	routing route.Routing
-	flows   dataplane.FlowTable
+	flows   flowTable
 }
 
 // backend is the mode at work.
@@ -139,8 +139,9 @@ type backend struct {
 	opts Options
 	host host
 
-	mu        sync.Mutex   // guards all below
-	relay     *relay.Relay // nil before the first Apply
+	mu        sync.Mutex // guards all below
+	begun     bool
+	relay     *relay.Relay
 	inherited *relay.Inheritance
 	ports     *ports
 	families  []*family

@@ -20,7 +20,7 @@ const successorWait = 2 * time.Second
 // begin has everything run that Service ports need, and the host's routing as it
 // should be.
 func (b *backend) begin(ctx context.Context) error {
-	if b.relay == nil {
+	if !b.begun {
 		b.choose(ctx)
 		in, err := relay.Inherit(ctx, handoverPath)
 		if err != nil { // what it does not give is opened anew
@@ -32,7 +32,7 @@ func (b *backend) begin(ctx context.Context) error {
 		if err := r.Start(); err != nil {
 			return err
 		}
-		b.relay, b.inherited = r, in
+		b.relay, b.inherited, b.begun = r, in, true
 		if b.routes != nil {
 			return nil
 		}

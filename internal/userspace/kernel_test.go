@@ -1,0 +1,188 @@
+package userspace
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/relay"
+	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
+	"github.com/svcproxy/svcproxy/internal/sys/route"
+)
+
+// inNamespace moves the test into a network namespace of its own, in which the
+// addresses are the host's and everything else is reached by a default route.
+func inNamespace(t *testing.T, addrs ...netip.Addr) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a network namespace")
+	}
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
+		if err := netlink.AddrAdd(lo, addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// kernelBackend is a backend on the kernel, that has the relay run on threads of the
+// namespace: the test's thread makes all sockets.
+func kernelBackend(t *testing.T, o Options) (*backend, *kernel.Tables) {
+	t.Helper()
+	k := &kernel.Tables{}
+	b, err := newBackend(testEnv(), o, host{k, route.Kernel{}, &conntrack.Kernel{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if b.relay != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_ = b.relay.Shutdown(ctx)
+		}
+		k.Close()
+	})
+	return b, k
+}
+
+// The kernel takes what the fake takes and lists the same, and nft can print it.
+func TestKernelHoldsWhatTheFakeHolds(t *testing.T) {
+	inNamespace(t)
+	p := webPlan(plan.TCP, 5)
+	sp := *p.Services[webID(plan.TCP)]
+	sp.Frontends = append(sp.Frontends,
+		plan.Frontend{Kind: plan.ExternalIP, Addr: at(plan.IPv4, "external", 1), Port: 80, Route: [3]plan.Route{{Verdict: plan.Drop}, {}, {Verdict: plan.Reject}}},
+		plan.Frontend{Kind: plan.LoadBalancerIP, Addr: at(plan.IPv4, "external", 2), Port: 80, Allow: []netip.Prefix{prefix(at(plan.IPv4, "client", 0), 25, 0)}})
+	p.Services[sp.ID] = &sp
+	b, k := kernelBackend(t, Options{Ports: PortRange{40000, 40000}})
+	ctx := context.Background()
+	if err := b.Apply(ctx, difference(nil, p)); err != nil {
+		t.Fatal(err)
+	}
+	memory := &fake.Tables{}
+	r := newRig(t, nil)
+	r.backend.host.tables = memory
+	for _, f := range r.families {
+		f.tables = memory
+		f.sockets = fixedPort{r.sockets, 40000}
+	}
+	r.mustApply(t, difference(nil, p))
+	for _, f := range plan.Families {
+		if have, want := state(t, k, f), state(t, memory, f); have != want {
+			t.Errorf("%s: %s", f, firstDifference(have, want))
+		}
+	}
+	if out, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil || !strings.Contains(string(out), "169.254.247.") {
+		t.Errorf("nft list ruleset: %v\n%s", err, out)
+	}
+	// A second process finds everything as it should be.
+	again, k2 := kernelBackend(t, Options{Ports: PortRange{40000, 40001}})
+	again.begun = true
+	for _, f := range again.families {
+		f.sockets = fixedPort{r.sockets, 40000}
+	}
+	if lines, err := again.Diff(ctx, p); err != nil || len(lines) > 0 {
+		t.Errorf("differences %q, %v", lines, err)
+	}
+	if err := cleanup(ctx, again.env, again.host); err != nil {
+		t.Fatal(err)
+	}
+	if left := state(t, k2, plan.IPv4) + state(t, k2, plan.IPv6); left != "" {
+		t.Errorf("left: %s", left)
+	}
+}
+
+func webID(p plan.Protocol) plan.ID {
+	return plan.ID{Namespace: "default", Name: "web", Port: "http", Protocol: p, Family: plan.IPv4}
+}
+
+// fixedPort gives every Service port the same port.
+type fixedPort struct {
+	sockets
+	port uint16
+}
+
+func (f fixedPort) serve(*plan.ServicePort, [classes]bool, uint16) (uint16, error) {
+	return f.port, nil
+}
+
+// Ports come from the range, around those that others have; one that is too small is
+// named, and a port that is given back is used again.
+func TestPortRange(t *testing.T) {
+	inNamespace(t)
+	ctx := context.Background()
+	if err := (route.Kernel{}).Add(ctx, route.Entry{Local: DefaultBlocks().V4, Table: route.LocalTable}); err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("tcp4", "0.0.0.0:40001")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	r := relay.New(relay.Options{})
+	if err := r.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Shutdown(ctx) }()
+	p := newPorts(r, DefaultBlocks(), PortRange{40000, 40002})
+	sp := func(n int) *plan.ServicePort {
+		return &plan.ServicePort{ID: plan.ID{Name: fmt.Sprint(n), Protocol: plan.TCP, Family: plan.IPv4}}
+	}
+	both := [classes]bool{true, true}
+	var got []uint16
+	for n := range 2 {
+		port, err := p.serve(sp(n), both, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, port)
+	}
+	if got[0] == got[1] || got[0] == 40001 || got[1] == 40001 {
+		t.Errorf("ports %v, want 40000 and 40002", got)
+	}
+	if _, err := p.serve(sp(2), both, 0); err == nil || !strings.Contains(err.Error(), "portRange") {
+		t.Errorf("a range that is used up gives %v", err)
+	}
+	if port, err := p.serve(sp(0), [classes]bool{true, true, true, true}, 0); err != nil || port != got[0] {
+		t.Errorf("more addresses: port %d, %v, want %d", port, err, got[0])
+	}
+	p.drop(sp(0).ID)
+	if port, err := p.serve(sp(2), both, 0); err != nil || port != got[0] {
+		t.Errorf("after one was given back: %d, %v, want %d", port, err, got[0])
+	}
+	// The port of an earlier run is kept if it is free, and left if it is not.
+	p = newPorts(r, DefaultBlocks(), PortRange{})
+	if port, err := p.serve(sp(5), both, 41234); err != nil || port != 41234 {
+		t.Errorf("port %d, %v, want 41234", port, err)
+	}
+	if port, err := p.serve(sp(6), both, 41234); err != nil || port == 41234 || port == 0 {
+		t.Errorf("port %d, %v, want another than 41234", port, err)
+	}
+	for n := range 7 {
+		p.drop(sp(n).ID)
+	}
+}
