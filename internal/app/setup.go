@@ -28,17 +28,30 @@ func setUpKernel(h host.Sysctls, c config.Conntrack, log *slog.Logger) []string 
 	return out
 }
 
-// gcPercent lets the heap grow by half of what is in use before it is collected:
+// How much the heap grows, in percent of what is in use, before it is collected. At
+// the start most of it is new, and collecting would take a third of the time. Later,
 // facts and plans live long, so that collecting often costs little.
-const gcPercent = 50
+const (
+	gcPercentAtStart = 200
+	gcPercent        = 50
+)
 
-// setUpProcess makes the process unlikely to be killed when memory is short, and
-// modest in its own use of it.
+// setUpProcess makes the process unlikely to be killed when memory is short.
 func setUpProcess(c *config.Config, getenv func(string) string, log *slog.Logger) {
 	setOOMScore(c.OOMScoreAdj, log)
 	if getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
+		debug.SetGCPercent(gcPercentAtStart)
 	}
+}
+
+// settle makes the process modest in its use of memory once it has started, unless
+// the environment said how much it may use.
+func settle() {
+	if was := debug.SetGCPercent(gcPercent); was != gcPercentAtStart {
+		debug.SetGCPercent(was)
+	}
+	// Reading and planning everything took memory that is not needed again.
+	go debug.FreeOSMemory()
 }
 
 func setOOMScore(value int, log *slog.Logger) {

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"runtime/debug"
 
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/dataplane"
@@ -43,8 +42,7 @@ func (l loopOf) Status() dataplane.Status               { return l.p.loop.Status
 // firstSync is called once, when the whole plan is in the kernel.
 func (p *proxy) firstSync() {
 	p.takeover.Begin()
-	// Reading and planning everything took memory that is not needed again.
-	go debug.FreeOSMemory()
+	settle()
 }
 
 // takeoverProblem says what a rollout should wait for: a mode that does not pass its
