@@ -41,7 +41,11 @@ func plannerOptions(c *config.Config, node string, families []plan.Family) plann
 		LocalhostNodePorts: c.LocalhostNodePorts,
 		ServiceProxyName:   c.ServiceProxyName,
 		AllowExternalIPs:   c.AllowExternalIPs,
-		DefaultCheck:       c.HealthCheck.Default,
+		Guard: planner.Guard{
+			ClusterRanges: c.ExternalAddresses.RefuseClusterRanges,
+			Refuse:        c.ExternalAddresses.Refuse, Allow: c.ExternalAddresses.Allow,
+		},
+		DefaultCheck: c.HealthCheck.Default,
 	}
 }
 

@@ -92,6 +92,7 @@ type Config struct {
 	Local             Local
 	NodePortAddresses []NodePortAddress // empty: the mode's default
 	AllowExternalIPs  bool              // feature gate AllowServiceExternalIPs
+	ExternalAddresses ExternalAddresses // which of them are served
 
 	OOMScoreAdj      int
 	Conntrack        Conntrack
@@ -133,6 +134,14 @@ type Local struct {
 type NodePortAddress struct {
 	Keyword string // Primary, Localhost, All, or "" for a range
 	Range   netip.Prefix
+}
+
+// ExternalAddresses says which external and load-balancer addresses are served.
+type ExternalAddresses struct {
+	// RefuseClusterRanges: none of this node, of pods or of Services.
+	RefuseClusterRanges bool
+	Refuse              []netip.Prefix // none in these either
+	Allow               []netip.Prefix // where there are some of a family, none outside of them
 }
 
 func (a NodePortAddress) String() string {

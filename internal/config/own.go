@@ -34,8 +34,35 @@ type OwnConfiguration struct {
 	ServiceProxyName string           `json:"serviceProxyName,omitempty"`
 	StalenessLimit   *metav1.Duration `json:"stalenessLimit,omitempty"`
 	HealthCheck      OwnHealthCheck   `json:"healthCheck,omitempty"`
-	Userspace        OwnUserspace     `json:"userspace,omitempty"`
-	IPVS             OwnIPVS          `json:"ipvs,omitempty"`
+	// ExternalAddresses limits external and load-balancer addresses.
+	ExternalAddresses OwnExternalAddresses `json:"externalAddresses,omitempty"`
+	Userspace         OwnUserspace         `json:"userspace,omitempty"`
+	IPVS              OwnIPVS              `json:"ipvs,omitempty"`
+}
+
+// OwnExternalAddresses keeps Services from taking traffic that is not theirs.
+type OwnExternalAddresses struct {
+	// RefuseClusterRanges: none may be an address of this node, of pods or of Services.
+	RefuseClusterRanges bool     `json:"refuseClusterRanges,omitempty"`
+	Refuse              []string `json:"refuse,omitempty"` // nor in these ranges
+	Allow               []string `json:"allow,omitempty"`  // all have to be in these, by family
+}
+
+// isZero reports whether it limits nothing.
+func (o *OwnExternalAddresses) isZero() bool {
+	return !o.RefuseClusterRanges && len(o.Refuse) == 0 && len(o.Allow) == 0
+}
+
+// externalAddresses parses the limits.
+func (r *resolver) externalAddresses(o *OwnExternalAddresses) ExternalAddresses {
+	out := ExternalAddresses{RefuseClusterRanges: o.RefuseClusterRanges}
+	for i, s := range o.Refuse {
+		out.Refuse = append(out.Refuse, r.prefix(at("externalAddresses.refuse", i), s, ""))
+	}
+	for i, s := range o.Allow {
+		out.Allow = append(out.Allow, r.prefix(at("externalAddresses.allow", i), s, ""))
+	}
+	return out
 }
 
 // OwnHealthCheck is about the health checks of endpoints.
@@ -61,7 +88,7 @@ func (o *OwnConfiguration) setDefaults() {
 // isDefault reports whether the document says nothing.
 func (o *OwnConfiguration) isDefault() bool {
 	return len(o.Manifests) == 0 && o.ServiceProxyName == "" && o.StalenessLimit.Duration == defaultStaleness &&
-		o.HealthCheck.Default == "" && *o.HealthCheck.ProbesPerSecond == defaultProbes &&
+		o.HealthCheck.Default == "" && *o.HealthCheck.ProbesPerSecond == defaultProbes && o.ExternalAddresses.isZero() &&
 		reflect.DeepEqual(o.Userspace, OwnUserspace{}) && o.IPVS == (OwnIPVS{})
 }
 

@@ -26,7 +26,7 @@ func (c *Config) Reload(next *Config) (inForce *Config, applied, restart []strin
 	}
 	defaultNodePorts := setPlatformDefaults(merged, c.Mode)
 	own := c.own
-	own.HealthCheck = next.own.HealthCheck
+	own.HealthCheck, own.ExternalAddresses = next.own.HealthCheck, next.own.ExternalAddresses
 	inForce, err = resolve(merged, own, c.Client.Master, c.Mode)
 	if err != nil {
 		return nil, nil, nil, err

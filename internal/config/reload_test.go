@@ -28,6 +28,8 @@ func TestReload(t *testing.T) {
 		{"and back", "mode: nftables", "mode: iptables", nil, []string{"mode", "nodePortAddresses"}},
 		{"health checks", "", "mode: iptables\n---\napiVersion: svcproxy.io/v1alpha1\nkind: SvcproxyConfiguration\nhealthCheck: {default: tcp, probesPerSecond: 7}\nserviceProxyName: x",
 			[]string{"healthCheck.default", "healthCheck.probesPerSecond"}, []string{"serviceProxyName"}},
+		{"external addresses", "", "mode: iptables\n---\napiVersion: svcproxy.io/v1alpha1\nkind: SvcproxyConfiguration\nexternalAddresses: {refuseClusterRanges: true, allow: [203.0.113.0/24]}",
+			[]string{"externalAddresses.allow", "externalAddresses.refuseClusterRanges"}, nil},
 		{"addresses and client", "", "healthzBindAddress: 1.2.3.4\nclientConnection: {kubeconfig: /k}\nhostnameOverride: x\niptables: {masqueradeBit: 3}\nenableProfiling: true",
 			nil, []string{"clientConnection.kubeconfig", "enableProfiling", "healthzBindAddress", "hostnameOverride", "iptables.masqueradeBit"}},
 	}

@@ -59,6 +59,7 @@ func resolve(p *v1alpha1.KubeProxyConfiguration, own OwnConfiguration, master, m
 	r.conntrack(c, p)
 	r.logging(c, p)
 	c.HealthCheck = r.healthCheck(&own.HealthCheck)
+	c.ExternalAddresses = r.externalAddresses(&own.ExternalAddresses)
 	r.ownIPVS(&own.IPVS, &c.IPVS)
 	c.Userspace = r.userspace(c.Mode, &own.Userspace, p.PortRange, c.MasqueradeBit)
 	r.atLeast("clientConnection.burst", p.ClientConnection.Burst, 0)

@@ -18,7 +18,8 @@ type environment struct {
 	ips       map[plan.Family]netip.Addr // the node's IP, without an entry: unknown
 	own       []netip.Addr               // all addresses that the Node object or the options name
 	podsKnown map[plan.Family]bool
-	host      []netip.Addr // the host's addresses, sorted; not part of equal
+	guarded   []netip.Prefix // no external address may be in these
+	host      []netip.Addr   // the host's addresses, sorted; not part of equal
 }
 
 // equal reports whether all Services would be planned alike, the options being the
@@ -29,7 +30,7 @@ func (e *environment) equal(o *environment) bool {
 			return false
 		}
 	}
-	return e.name == o.name && e.zone == o.zone && slices.Equal(e.own, o.own) && (e.node == nil) == (o.node == nil)
+	return e.name == o.name && e.zone == o.zone && slices.Equal(e.own, o.own) && slices.Equal(e.guarded, o.guarded) && (e.node == nil) == (o.node == nil)
 }
 
 // environment reads the node's facts. A Node that is gone leaves its last facts in
@@ -61,6 +62,7 @@ func (p *Planner) environment() environment {
 	for _, f := range p.opt.Families {
 		e.podsKnown[f] = p.localTraffic(&e, f).Kind != plan.LocalUnknown
 	}
+	e.guarded = p.guarded(&e)
 	return e
 }
 

@@ -24,6 +24,7 @@ const (
 	// Some of its addresses or ports are.
 
 	ExternalIPsDisabled plan.Reason = "ExternalIPsDisabled" // feature gate AllowServiceExternalIPs
+	AddressRefused      plan.Reason = "AddressRefused"      // external address where none may be
 	IPModeProxy         plan.Reason = "IPModeProxy"         // ingress address with ipMode Proxy
 	FamilyMismatch      plan.Reason = "FamilyMismatch"      // address or slice of a family without ClusterIP
 	AddressConflict     plan.Reason = "AddressConflict"     // an older Service has the address and port

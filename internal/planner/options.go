@@ -38,6 +38,8 @@ type Options struct {
 	// AllowExternalIPs lets spec.externalIPs have effect (feature gate
 	// AllowServiceExternalIPs, on by default in kube-proxy).
 	AllowExternalIPs bool
+	// Guard refuses some external and load-balancer addresses.
+	Guard Guard
 	// DefaultCheck is the health check of Services that choose none; the zero
 	// value: their endpoints are not probed.
 	DefaultCheck plan.HealthCheck
@@ -123,6 +125,7 @@ func loopbackAddr(f plan.Family) netip.Addr {
 // clone makes o independent of the caller's slices.
 func (o Options) clone() Options {
 	o.Families = slices.Clone(o.Families)
+	o.Guard = o.Guard.clone()
 	o.Local.CIDRs = slices.Clone(o.Local.CIDRs)
 	o.NodePorts.CIDRs = slices.Clone(o.NodePorts.CIDRs)
 	return o

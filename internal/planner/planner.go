@@ -149,6 +149,9 @@ func (p *Planner) Update() plan.Update {
 	u.Triggers = d.Triggers
 	env := p.environment()
 	everything := !p.started || p.stale || !env.equal(&p.env)
+	if !slices.Equal(env.guarded, p.env.guarded) {
+		p.stale = true // Services may claim other frontends
+	}
 	p.env = env
 	if everything {
 		for n := range p.services {

@@ -76,7 +76,10 @@ func (d *draft) remarkAddresses() {
 
 func (d *draft) remarkAddress(field string, a netip.Addr) {
 	f := plan.FamilyOf(a)
+	why := d.p.refused(a)
 	switch _, ok := clusterIPOf(d.svc, f); {
+	case why != "":
+		d.notes.warn(AddressRefused, "%s address %s %s: it is not served; use an address that is the Service's to have", field, a, why)
 	case !ok:
 		d.notes.warn(FamilyMismatch, "%s address %s is %s but the Service has no %s ClusterIP: the address is not served; add the family to spec.ipFamilies", field, a, f, f)
 	case slices.Contains(d.p.env.own, a):

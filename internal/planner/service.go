@@ -65,11 +65,13 @@ func (p *Planner) wantedBy(svc *cluster.Service) []wanted {
 			want(plan.ClusterIP, clusterIP, port.Port)
 			if p.opt.AllowExternalIPs {
 				for _, a := range svc.ExternalIPs {
-					want(plan.ExternalIP, a, port.Port)
+					if p.refused(a) == "" {
+						want(plan.ExternalIP, a, port.Port)
+					}
 				}
 			}
 			for _, in := range svc.Ingress {
-				if !in.Proxy {
+				if !in.Proxy && p.refused(in.Addr) == "" {
 					want(plan.LoadBalancerIP, in.Addr, port.Port)
 				}
 			}

@@ -38,6 +38,9 @@ type settings struct {
 	ServiceProxyName   string   `json:"serviceProxyName"`
 	AllowExternalIPs   bool     `json:"allowExternalIPs"`
 	HealthCheck        string   `json:"healthCheck"`
+	GuardCluster       bool     `json:"guardCluster"`
+	GuardRefuse        []string `json:"guardRefuse"`
+	GuardAllow         []string `json:"guardAllow"`
 	Host               []string `json:"host"`
 }
 
@@ -65,6 +68,13 @@ func (s *settings) options(tb testing.TB) planner.Options {
 		if o.DefaultCheck, err = plan.ParseHealthCheck(s.HealthCheck); err != nil {
 			tb.Fatal(err)
 		}
+	}
+	o.Guard.ClusterRanges = s.GuardCluster
+	for _, c := range s.GuardRefuse {
+		o.Guard.Refuse = append(o.Guard.Refuse, netip.MustParsePrefix(c))
+	}
+	for _, c := range s.GuardAllow {
+		o.Guard.Allow = append(o.Guard.Allow, netip.MustParsePrefix(c))
 	}
 	if s.BindAddress != "" {
 		o.NodeIP = netip.MustParseAddr(s.BindAddress)
