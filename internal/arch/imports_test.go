@@ -55,6 +55,7 @@ var rules = []rule{
 	{"internal/nftables", modeMay},
 	{"internal/ipvs", modeMay},
 	{"internal/userspace", slices.Concat([]string{"internal/relay/..."}, modeMay)},
+	{"internal/loopback", []string{"internal/plan", "internal/relay", "golang.org/x/sys/..."}},
 	{"internal/relay/...", []string{"internal/plan", "internal/relay/...", "golang.org/x/sys/..."}},
 	{"internal/ebpf", modeMay},
 	{"internal/sys/...", slices.Concat([]string{"internal/sys/..."}, kernel)},
