@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/svcproxy/svcproxy/bench/relaybench"
 	"github.com/svcproxy/svcproxy/internal/lab"
 )
 
@@ -61,14 +62,18 @@ type plan struct {
 	changes   int
 	churn     int // slices changed per second
 	churnFor  time.Duration
+	damages   int           // how often others break the rules in each way
 	timeout   time.Duration // for the first sync and for each change
 	out       string        // file for the single results, a line of JSON each
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	if len(args) > 0 && args[0] == "relay" {
+		return relaybench.Run(ctx, args[1:], stdout, stderr)
+	}
 	if len(args) == 0 || args[0] != "compare" {
 		fmt.Fprint(stderr, usage)
-		return errors.New("the only command is compare")
+		return errors.New("the commands are compare and relay")
 	}
 	p, err := parse(ctx, args[1:], stderr)
 	if err != nil {
@@ -81,7 +86,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(stdout, p.table(results))
+	_, err = io.WriteString(stdout, p.table(results)+repairTable(results))
 	return err
 }
 
@@ -107,6 +112,7 @@ func parse(ctx context.Context, args []string, stderr io.Writer) (*plan, error) 
 	fs.IntVar(&p.changes, "changes", 20, "single changes that are timed")
 	fs.IntVar(&p.churn, "churn", 100, "slices changed per second in the churn phase")
 	fs.DurationVar(&p.churnFor, "churn-for", 10*time.Second, "length of the churn phase")
+	fs.IntVar(&p.damages, "damages", 0, "how often the rules are broken by hand, in each of several ways; svcproxy in nftables mode only")
 	fs.DurationVar(&p.timeout, "timeout", 10*time.Minute, "limit for the first sync and for each change")
 	fs.StringVar(&p.out, "out", "", "append each single result to this `FILE`, a line of JSON each")
 	if err := fs.Parse(args); err != nil {

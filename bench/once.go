@@ -32,6 +32,9 @@ type result struct {
 	ChurnChange float64 `json:"churn_change_ms"`
 	RSSAfter    float64 `json:"rss_after_mb"`
 	PeakAfter   float64 `json:"peak_after_mb"`
+	// Milliseconds until a probe answers again after others broke the rules, by what
+	// they did.
+	Repairs map[string][]float64 `json:"repairs_ms,omitempty"`
 }
 
 func (r result) line() (string, error) {
@@ -61,7 +64,7 @@ func (p *plan) once(ctx context.Context, s subject, size int) (r result, err err
 		func(ctx context.Context, w *world, _ *synthetic, pr *program, r *result) error {
 			return p.firstSync(ctx, begin, w, pr, r)
 		},
-		p.singleChanges, p.connections, p.underChurn,
+		p.singleChanges, p.connections, p.underChurn, p.repairs,
 	} {
 		if err := phase(ctx, w, c, pr, &r); err != nil {
 			return r, err

@@ -153,3 +153,30 @@ func BenchmarkChange(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkCrossing changes a Service so that its frontend leads to another chain, for
+// which the kernel walks all verdicts: once with all of them in one map, once with half
+// of them node ports, which are in a map of their own.
+func BenchmarkCrossing(b *testing.B) {
+	for name, nodePorts := range map[string]int{"one-map": 0, "two-maps": 22_000} {
+		b.Run(name, func(b *testing.B) {
+			k := benchNamespace(b)
+			p := bigPlan(44_000-nodePorts, 1)
+			for n := range nodePorts {
+				sp := bigService(100_000+n, 1, 0)
+				sp.Frontends[0].Kind, sp.Frontends[0].Addr, sp.Frontends[0].Port = plan.NodePort, netip.Addr{}, uint16(10_000+n)
+				p.Services[sp.ID] = sp
+			}
+			backend := newBackend(testEnv(plan.IPv4), k)
+			mustApply(b, backend, plan.Update{Plan: p})
+			i := 0
+			for b.Loop() {
+				i++
+				sp := bigService(i/2%100, 1+i%2, 0)
+				u := plan.Update{Plan: p, Changed: []plan.Change{{ID: sp.ID, Old: p.Services[sp.ID], New: sp}}}
+				p.Services[sp.ID] = sp
+				mustApply(b, backend, u)
+			}
+		})
+	}
+}
