@@ -189,8 +189,8 @@ type ListenConfig struct {
 	Transparent bool
 }
 
-// Shutdown stops accepting and waits until all connections and flows have ended, or
-// ctx; what is open then is reset, and ctx's error returned. Listening sockets that a
+// Shutdown stops accepting, ends UDP flows, and waits until all connections have ended,
+// or ctx; what is open then is reset, and ctx's error returned. Listening sockets that a
 // successor took stay open in it. The Relay cannot be started again.
 func (r *Relay) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
@@ -206,6 +206,13 @@ func (r *Relay) Shutdown(ctx context.Context) error {
 		ln.stop(false)
 	}
 	r.draining.Store(true)
+	for _, l := range r.loops { // what clients send next is for a successor
+		l.post(func() {
+			if l.flows != nil {
+				l.flows.endAll(ShutDown)
+			}
+		})
+	}
 	var err error
 	if r.open.Load() > 0 {
 		select {
