@@ -87,7 +87,8 @@ func benchNamespace(b *testing.B) *timedTables {
 	return &timedTables{Tables: k}
 }
 
-var sizes = []struct{ services, endpoints int }{{1000, 10}, {10000, 10}, {5000, 50}, {1000, 2}, {44000, 2}}
+// sizes of clusters, R-51's among them.
+var sizes = []struct{ services, endpoints int }{{1000, 10}, {10000, 10}, {5000, 50}, {1000, 2}, {44000, 2}, {45000, 1}}
 
 // BenchmarkColdStart loads a plan into an empty kernel.
 func BenchmarkColdStart(b *testing.B) {

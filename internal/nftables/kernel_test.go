@@ -228,3 +228,42 @@ func TestKernelTellsOfOthers(t *testing.T) {
 		t.Errorf("Watch ends with %v", err)
 	}
 }
+
+// Thousands of clients keep their endpoints over a restart; those of an endpoint that
+// goes lose it at once, and nobody else does.
+func TestKernelRestartKeepsClients(t *testing.T) {
+	inNamespace(t)
+	k := &countingTables{Tables: newKernel(t)}
+	p := webPlan(time.Hour, 1, 2)
+	b := newBackend(testEnv(plan.IPv4), k)
+	mustApply(t, b, plan.Update{Plan: p})
+	set := b.families[0].settings.affinitySet(onlyID(p), plan.Cluster)
+	table := b.families[0].table
+	const clients = 6000
+	var all []nft.Element
+	for n := range clients {
+		to := netip.AddrPortFrom(testWorld(plan.IPv4).at("pod", 1+n%2), 8080)
+		all = append(all, nft.Element{Key: nft.AddrTuple(netip.AddrFrom4([4]byte{172, 16, byte(n >> 8), byte(n)})), Data: endpointTuple(to), Timeout: time.Hour})
+	}
+	for chunk := range slices.Chunk(all, 1000) {
+		meddle(t, k, nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: chunk})
+	}
+	remembered := func() map[nft.Tuple]int {
+		out := map[nft.Tuple]int{}
+		if err := k.Elements(context.Background(), table, set, func(e nft.Element) { out[e.Data]++ }); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	k.commits = 0
+	b = newBackend(testEnv(plan.IPv4), k)
+	mustApply(t, b, plan.Update{Plan: p})
+	before := remembered()
+	if k.commits != 0 || before[all[0].Data] != clients/2 || before[all[1].Data] != clients/2 {
+		t.Errorf("a restart writes %d times; remembered are %v", k.commits, before)
+	}
+	mustApply(t, b, difference(p, webPlan(time.Hour, 2)))
+	if after := remembered(); len(after) != 1 || after[all[1].Data] != clients/2 {
+		t.Errorf("after an endpoint has gone remembered are %v", after)
+	}
+}
