@@ -73,6 +73,7 @@ var collections = map[string]string{
 	"Service":       "/api/v1/namespaces/%s/services",
 	"EndpointSlice": "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices",
 
+	"Pod":                      "/api/v1/namespaces/%s/pods",
 	"ConfigMap":                "/api/v1/namespaces/%s/configmaps",
 	"ServiceAccount":           "/api/v1/namespaces/%s/serviceaccounts",
 	"DaemonSet":                "/apis/apps/v1/namespaces/%s/daemonsets",
