@@ -148,7 +148,7 @@ func TestPortRange(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = r.Shutdown(ctx) }()
-	p := newPorts(r, DefaultBlocks(), PortRange{40000, 40002})
+	p := newPorts(r, DefaultBlocks(), PortRange{40000, 40002}, 100)
 	sp := func(n int) *plan.ServicePort {
 		return &plan.ServicePort{ID: plan.ID{Name: fmt.Sprint(n), Protocol: plan.TCP, Family: plan.IPv4}}
 	}
@@ -175,14 +175,21 @@ func TestPortRange(t *testing.T) {
 		t.Errorf("after one was given back: %d, %v, want %d", port, err, got[0])
 	}
 	// The port of an earlier run is kept if it is free, and left if it is not.
-	p = newPorts(r, DefaultBlocks(), PortRange{})
+	p = newPorts(r, DefaultBlocks(), PortRange{}, 5)
 	if port, err := p.serve(sp(5), both, 41234); err != nil || port != 41234 {
 		t.Errorf("port %d, %v, want 41234", port, err)
 	}
 	if port, err := p.serve(sp(6), both, 41234); err != nil || port == 41234 || port == 0 {
 		t.Errorf("port %d, %v, want another than 41234", port, err)
 	}
-	for n := range 7 {
+	// There is an end to it, which costs what is there nothing.
+	if _, err := p.serve(sp(7), both, 0); err == nil || !strings.Contains(err.Error(), "LimitNOFILE") || p.open != 4 {
+		t.Errorf("beyond the limit of sockets: %v, with %d open", err, p.open)
+	}
+	for n := range 8 {
 		p.drop(sp(n).ID)
+	}
+	if p.open != 0 {
+		t.Errorf("%d sockets are left", p.open)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -26,7 +28,15 @@ func (b *backend) begin(ctx context.Context) error {
 		if err != nil { // what it does not give is opened anew
 			b.env.Log.Warn("a predecessor's sockets cannot be taken over", "err", err)
 		}
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			return fmt.Errorf("ask for the limit of open files: %w", err)
+		}
+		listening, connections := share(limit.Cur)
 		o := b.opts.Relay
+		if o.Descriptors == 0 {
+			o.Descriptors = connections
+		}
 		o.Inherited = in
 		r := relay.New(o)
 		if err := r.Start(); err != nil {
@@ -36,7 +46,7 @@ func (b *backend) begin(ctx context.Context) error {
 		if b.routes != nil {
 			return nil
 		}
-		b.ports = newPorts(r, b.opts.Blocks, b.opts.Ports)
+		b.ports = newPorts(r, b.opts.Blocks, b.opts.Ports, listening)
 		for _, f := range b.families {
 			f.sockets = b.ports
 		}

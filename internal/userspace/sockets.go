@@ -33,6 +33,17 @@ type ports struct {
 	served map[plan.ID]*served
 	taken  map[portOf]bool
 	next   uint16 // where the search in the range goes on
+	// open counts the listening sockets, most bounds them: the rest of the process's
+	// descriptors is for connections and everything else.
+	open, most int
+}
+
+// share divides the descriptors that the process may have between listening sockets
+// and connections; a part is left for everything else.
+func share(limit uint64) (listening, connections int) {
+	const fewest = 16
+	half := int(min(limit, 1<<24)) / 2
+	return half, max(half-min(128, half/4), fewest)
 }
 
 // portOf is a port that one Service port has.
@@ -50,8 +61,8 @@ type served struct {
 	left      []*relay.Listener // of a port that was given up, until nothing leads there
 }
 
-func newPorts(r *relay.Relay, blocks Blocks, choice PortRange) *ports {
-	return &ports{relay: r, blocks: blocks, choice: choice, served: map[plan.ID]*served{}, taken: map[portOf]bool{}}
+func newPorts(r *relay.Relay, blocks Blocks, choice PortRange, most int) *ports {
+	return &ports{relay: r, blocks: blocks, choice: choice, most: most, served: map[plan.ID]*served{}, taken: map[portOf]bool{}}
 }
 
 // serve implements sockets.
@@ -70,7 +81,7 @@ func (p *ports) serve(sp *plan.ServicePort, on [classes]bool, prefer uint16) (ui
 		prefer = s.port
 	}
 	for port := range p.candidates(id, prefer) {
-		err := p.open(id, s, on, port)
+		err := p.listen(id, s, on, port)
 		if err == nil {
 			return s.port, nil
 		}
@@ -116,15 +127,24 @@ func (p *ports) candidates(id plan.ID, prefer uint16) func(func(uint16) bool) {
 	}
 }
 
-// open listens on the addresses that are missing, all or none of them; on a new port
+// listen opens the addresses that are missing, all or none of them; on a new port
 // on all.
-func (p *ports) open(id plan.ID, s *served, on [classes]bool, port uint16) error {
+func (p *ports) listen(id plan.ID, s *served, on [classes]bool, port uint16) error {
 	same := port != 0 && port == s.port
 	var fresh [classes]*relay.Listener
 	var opened []*relay.Listener
+	undo := func() {
+		for _, ln := range opened {
+			p.close(ln)
+		}
+	}
 	for c := range class(classes) {
 		if !on[c] || same && s.listeners[c] != nil {
 			continue
+		}
+		if p.open >= p.most {
+			undo()
+			return fmt.Errorf("%d sockets listen already, which is half of what the process may open: raise its limit of open files (LimitNOFILE, ulimit -n)", p.open)
 		}
 		rt := c.route()
 		ln, err := p.relay.Listen(relay.ListenConfig{
@@ -133,11 +153,10 @@ func (p *ports) open(id plan.ID, s *served, on [classes]bool, port uint16) error
 			Router: func(relay.Flow) (*relay.Service, plan.Route) { return s.service, rt },
 		})
 		if err != nil {
-			for _, ln := range opened {
-				ln.Close()
-			}
+			undo()
 			return err
 		}
+		p.open++
 		port = ln.Addr().Port()
 		fresh[c] = ln
 		opened = append(opened, ln)
@@ -161,6 +180,11 @@ func (p *ports) open(id plan.ID, s *served, on [classes]bool, port uint16) error
 	return nil
 }
 
+func (p *ports) close(ln *relay.Listener) {
+	ln.Close()
+	p.open--
+}
+
 // trim implements sockets.
 func (p *ports) trim(id plan.ID, on [classes]bool) {
 	s := p.served[id]
@@ -168,12 +192,12 @@ func (p *ports) trim(id plan.ID, on [classes]bool) {
 		return
 	}
 	for _, ln := range s.left {
-		ln.Close()
+		p.close(ln)
 	}
 	s.left = nil
 	for c, ln := range s.listeners {
 		if ln != nil && !on[c] {
-			ln.Close()
+			p.close(ln)
 			s.listeners[c] = nil
 		}
 	}
