@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -32,11 +33,11 @@ func (f *family) write(n *plan.Node) error {
 	}
 	f.retire()
 	f.makeObjects()
-	f.setRanges(setPodRanges, n.Local[f.fam].Prefixes)
+	f.setRanges(table.PodRanges, n.Local[f.fam].Prefixes)
 	f.writeElements(early)
 	if f.replace { // nothing of the old table is left: all at once
 		f.writeElements(late)
-		f.setRanges(setServiceRanges, n.ServiceCIDRs)
+		f.setRanges(table.ServiceRanges, n.ServiceCIDRs)
 	}
 	if err := f.commit(); err != nil {
 		return err
@@ -46,7 +47,7 @@ func (f *family) write(n *plan.Node) error {
 	f.lower()
 	f.retire()
 	f.writeElements(late)
-	f.setRanges(setServiceRanges, n.ServiceCIDRs)
+	f.setRanges(table.ServiceRanges, n.ServiceCIDRs)
 	if err := f.commit(); err != nil {
 		return err
 	}
@@ -72,15 +73,15 @@ func (f *family) begin() {
 		f.hasTable = false
 	}
 	if !f.hasTable {
-		f.add(nft.Op{Kind: nft.AddTable, Comment: layout})
+		f.add(nft.Op{Kind: nft.AddTable, Comment: table.Layout})
 		f.hasTable = true
 	}
-	for _, s := range f.settings.sets() {
+	for _, s := range f.settings.Sets() {
 		if e := f.objects[s.Name]; e != nil && e.exists {
 			e.pinned = true
 			continue
 		}
-		f.objects[s.Name] = &entry{object: object{set: s}, isSet: true, exists: true, pinned: true}
+		f.objects[s.Name] = &entry{Object: table.Object{Set: s}, isSet: true, exists: true, pinned: true}
 		f.add(nft.Op{Kind: nft.AddSet, Set: s})
 	}
 	f.pin()
@@ -96,18 +97,18 @@ const (
 )
 
 // phaseOf says when a pending element is written.
-func (f *family) phaseOf(e element) phase {
+func (f *family) phaseOf(e table.Element) phase {
 	want, wanted := f.elements.Wanted(e)
 	_, exists := f.elements.Exists(e)
-	switch e.kind {
-	case inServices, inNodePorts:
-		if wanted && exists && !leadsByMark(want.chain) {
+	switch e.Kind {
+	case table.Services, table.NodePorts:
+		if wanted && exists && !table.LeadsByMark(want.Chain) {
 			return early
 		}
 		return late
-	case inExternal, inNodeAddrs:
+	case table.External, table.NodeAddrs:
 		return late
-	case inClusterIPs:
+	case table.ClusterIPs:
 		if wanted {
 			return late
 		}
@@ -127,30 +128,30 @@ func (f *family) writeElements(p phase) {
 	if f.elements.InSync() {
 		return
 	}
-	var del, change, add [setKinds][]nft.Element
-	var done []element
+	var del, change, add [table.Kinds][]nft.Element
+	var done []table.Element
 	for e := range f.elements.Writes() {
 		if f.phaseOf(e) != p {
 			continue
 		}
 		want, _ := f.elements.Wanted(e)
 		if have, exists := f.elements.Exists(e); exists {
-			del[e.kind] = append(del[e.kind], e.encode(f.fam, have))
-			change[e.kind] = append(change[e.kind], e.encode(f.fam, want))
+			del[e.Kind] = append(del[e.Kind], e.Encode(f.fam, have))
+			change[e.Kind] = append(change[e.Kind], e.Encode(f.fam, want))
 		} else {
-			add[e.kind] = append(add[e.kind], e.encode(f.fam, want))
+			add[e.Kind] = append(add[e.Kind], e.Encode(f.fam, want))
 		}
 		done = append(done, e)
 	}
 	for e := range f.elements.Deletes() {
 		if f.phaseOf(e) == p {
 			have, _ := f.elements.Exists(e)
-			del[e.kind] = append(del[e.kind], e.encode(f.fam, have))
+			del[e.Kind] = append(del[e.Kind], e.Encode(f.fam, have))
 			done = append(done, e)
 		}
 	}
-	for k := range setKinds {
-		set := k.set(f.fam)
+	for k := range table.Kinds {
+		set := k.Set(f.fam)
 		if len(del[k]) > 0 {
 			f.add(nft.Op{Kind: nft.DeleteElements, Set: set, Elements: del[k]})
 		}
@@ -158,7 +159,7 @@ func (f *family) writeElements(p phase) {
 			f.add(nft.Op{Kind: nft.AddElements, Set: set, Elements: change[k]})
 		}
 		for part := range slices.Chunk(add[k], elementsPerCommit) {
-			f.bulk = append(f.bulk, nft.Op{Kind: nft.AddElements, Table: tableOf(f.fam), Set: set, Elements: part})
+			f.bulk = append(f.bulk, nft.Op{Kind: nft.AddElements, Table: table.Of(f.fam), Set: set, Elements: part})
 		}
 	}
 	for _, e := range done {
@@ -168,7 +169,7 @@ func (f *family) writeElements(p phase) {
 
 // setRanges replaces the elements of an interval set if they differ.
 func (f *family) setRanges(name string, prefixes []netip.Prefix) {
-	want := nft.Intervals(rangesOf(f.fam, prefixes))
+	want := nft.Intervals(table.RangesOf(f.fam, prefixes))
 	if slices.Equal(want, f.ranges[name]) {
 		return
 	}
@@ -176,14 +177,14 @@ func (f *family) setRanges(name string, prefixes []netip.Prefix) {
 		f.add(nft.Op{Kind: nft.FlushSet, Name: name})
 	}
 	if len(want) > 0 {
-		f.add(nft.Op{Kind: nft.AddElements, Set: f.objects[name].set, Elements: want})
+		f.add(nft.Op{Kind: nft.AddElements, Set: f.objects[name].Set, Elements: want})
 	}
 	f.ranges[name] = want
 }
 
 // add appends a step to the batch.
 func (f *family) add(o nft.Op) {
-	o.Table = tableOf(f.fam)
+	o.Table = table.Of(f.fam)
 	f.batch = append(f.batch, o)
 }
 
@@ -330,7 +331,7 @@ func (f *family) routes() []route.Entry {
 	}
 	return []route.Entry{
 		{Local: all, Table: route.SteerTable},
-		{V6: f.fam == plan.IPv6, Mark: markOf(steerID, f.env.MasqueradeBit), Priority: routePriority, Table: route.SteerTable},
+		{V6: f.fam == plan.IPv6, Mark: table.MarkOf(table.SteerID, f.env.MasqueradeBit), Priority: table.RoutePriority, Table: route.SteerTable},
 	}
 }
 

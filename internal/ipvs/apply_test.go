@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
@@ -68,16 +69,16 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 func (r *rig) meddle(t *testing.T, rng *rand.Rand, b *backend) {
 	t.Helper()
 	f := b.families[rng.IntN(len(b.families))]
-	table := tableOf(f.fam)
-	switch exists, _ := r.tables.Exists(context.Background(), table); rng.IntN(6) {
+	held := table.Of(f.fam)
+	switch exists, _ := r.tables.Exists(context.Background(), held); rng.IntN(6) {
 	case 0:
 		if exists {
-			_ = r.tables.Commit(context.Background(), []nft.Op{{Kind: nft.DeleteTable, Table: table}})
+			_ = r.tables.Commit(context.Background(), []nft.Op{{Kind: nft.DeleteTable, Table: held}})
 		}
 	case 1:
 		if exists {
 			_ = r.tables.Commit(context.Background(), []nft.Op{
-				{Kind: nft.FlushSet, Table: table, Name: inServices.name()}, {Kind: nft.FlushChain, Table: table, Name: chainServices}})
+				{Kind: nft.FlushSet, Table: held, Name: table.Services.Name()}, {Kind: nft.FlushChain, Table: held, Name: table.ChainServices}})
 		}
 	case 2:
 		_ = r.device.Delete()

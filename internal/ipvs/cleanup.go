@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 
-	"golang.org/x/sys/unix"
+	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
@@ -29,7 +30,7 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 	}
 	if k.host != nil {
 		for _, f := range plan.Families {
-			errs = append(errs, closeHost(ctx, k.host(f)))
+			errs = append(errs, hostfilter.Close(ctx, k.host(f)))
 		}
 	}
 	entries, err := k.routing.List(ctx)
@@ -40,21 +41,21 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 		}
 	}
 	for _, f := range plan.Families {
-		table := tableOf(f)
-		exists, err := k.tables.Exists(ctx, table)
-		if lacks(err) {
+		held := table.Of(f)
+		exists, err := k.tables.Exists(ctx, held)
+		if table.Lacks(err) {
 			continue
 		}
 		if err == nil && exists {
-			err = k.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: table}})
+			err = k.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: held}})
 			if errors.Is(err, nft.ErrNotExist) {
 				err = nil // somebody was faster
 			} else if err == nil {
-				env.Log.Info("removed an nftables table", "table", table)
+				env.Log.Info("removed an nftables table", "table", held)
 			}
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("clean up table %s: %w", table, err))
+			errs = append(errs, fmt.Errorf("clean up table %s: %w", held, err))
 		}
 	}
 	return errors.Join(append(errs, k.close())...)
@@ -82,14 +83,14 @@ func removeServers(ctx context.Context, env dataplane.Env, o Options, k kernel) 
 	}
 	recorded := map[ipvs.Key]bool{}
 	for _, fam := range plan.Families {
-		table, err := k.tables.Read(ctx, tableOf(fam))
-		if errors.Is(err, nft.ErrNoTable) || lacks(err) {
+		held, err := k.tables.Read(ctx, table.Of(fam))
+		if errors.Is(err, nft.ErrNoTable) || table.Lacks(err) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		for key := range recordedIn(fam, table) {
+		for key := range recordedIn(fam, held) {
 			recorded[key] = true
 		}
 	}
@@ -114,8 +115,8 @@ func removeServers(ctx context.Context, env dataplane.Env, o Options, k kernel) 
 // inForce reports whether packets may pass objects of the mode, ours or kube-proxy's.
 func inForce(ctx context.Context, k kernel) (bool, error) {
 	for _, f := range plan.Families {
-		exists, err := k.tables.Exists(ctx, tableOf(f))
-		if exists || err != nil && !lacks(err) {
+		exists, err := k.tables.Exists(ctx, table.Of(f))
+		if exists || err != nil && !table.Lacks(err) {
 			return exists, errors.Join(err, k.close())
 		}
 	}
@@ -124,11 +125,4 @@ func inForce(ctx context.Context, k kernel) (bool, error) {
 		err = nil
 	}
 	return len(addrs) > 0, errors.Join(err, k.close())
-}
-
-// lacks reports whether an error says that the kernel has no nf_tables, or not for
-// the family.
-func lacks(err error) bool {
-	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
-		errors.Is(err, unix.EINVAL)
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 )
@@ -177,7 +178,7 @@ func (f *family) retire() {
 		}
 		r := f.needsOf(k)
 		for _, i := range r.items {
-			f.elements.add(i.element, i.content)
+			f.elements.add(i.Element, i.Content)
 		}
 		if r.bound.IsValid() {
 			f.bound.add(r.bound, struct{}{})
@@ -190,7 +191,7 @@ func (f *family) letGo(k ipvs.Key) {
 	r := f.retiring[k]
 	delete(f.retiring, k)
 	for _, i := range r.items {
-		f.elements.drop(i.element)
+		f.elements.drop(i.Element)
 	}
 	if r.bound.IsValid() {
 		f.bound.drop(r.bound)
@@ -200,21 +201,21 @@ func (f *family) letGo(k ipvs.Key) {
 // needsOf reads off the kernel what a virtual server needs for its packets to come.
 func (f *family) needsOf(k ipvs.Key) retired {
 	if k.Mark != 0 {
-		return retired{items: []item{{element: element{kind: inServerMarks, mark: k.Mark}}}}
+		return retired{items: []item{{Element: table.Element{Kind: table.ServerMarks, Mark: k.Mark}}}}
 	}
 	p := plan.Protocol(k.Protocol)
-	r := retired{items: []item{{element: frontElement(inServers, p, k.Addr)}}}
-	external := frontElement(inExternal, p, k.Addr)
+	r := retired{items: []item{{Element: table.At(table.Servers, p, k.Addr)}}}
+	external := table.At(table.External, p, k.Addr)
 	if _, steered := f.elements.Exists(external); steered {
 		// Another's frontend there decides for itself.
-		services := frontElement(inServices, p, k.Addr)
+		services := table.At(table.Services, p, k.Addr)
 		if _, taken := f.elements.Wanted(services); !taken {
-			r.items = append(r.items, item{services, content{chain: chainRetired}}, item{element: external})
+			r.items = append(r.items, item{services, table.Content{Chain: table.ChainRetired}}, item{Element: external})
 		}
 	}
 	if _, bound := f.bound.Exists(k.Addr.Addr()); bound {
 		r.bound = k.Addr.Addr()
-		r.items = append(r.items, item{element: addrElement(inClusterIPs, r.bound)})
+		r.items = append(r.items, item{Element: table.OnAddr(table.ClusterIPs, r.bound)})
 	}
 	return r
 }

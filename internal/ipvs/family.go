@@ -9,7 +9,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
+
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
@@ -24,8 +27,8 @@ type kernel struct {
 	device  host.Device
 	routing route.Routing
 	sysctls host.Sysctls
-	modules host.Modules                 // nil: whether ip_vs is there is found out by trying
-	host    func(plan.Family) hostFilter // nil: there is none
+	modules host.Modules                        // nil: whether ip_vs is there is found out by trying
+	host    func(plan.Family) hostfilter.Filter // nil: there is none
 	now     func() time.Time
 }
 
@@ -56,8 +59,8 @@ type family struct {
 	inForce  bool // packets pass here already: ours, or kube-proxy's
 	settings settings
 	services map[plan.ID]*service
-	marks    marks
-	elements wants[element, content]
+	marks    table.Numbers
+	elements wants[table.Element, table.Content]
 	objects  map[string]*entry
 	touched  map[string]struct{}      // objects whose users or content changed
 	ranges   map[string][]nft.Element // of interval sets
@@ -67,8 +70,8 @@ type family struct {
 	owners   map[ipvs.Key]plan.ID // of wanted virtual servers, and of those that retire
 	reals    wants[realKey, real]
 	bound    wants[netip.Addr, struct{}]
-	steering bool             // the rule and the route are there
-	node     map[element]bool // elements that follow from the node
+	steering bool                   // the rule and the route are there
+	node     map[table.Element]bool // elements that follow from the node
 	// foreign are virtual servers that others made. adopting: nobody can tell, for
 	// what is recorded is gone; those that the plan wants are ours.
 	foreign  map[ipvs.Key]ipvs.Entry
@@ -105,8 +108,8 @@ func (f *family) forget() {
 // start forgets everything that is believed and wanted.
 func (f *family) start() {
 	f.services = map[plan.ID]*service{}
-	f.marks = newMarks()
-	f.elements = newWants[element, content]()
+	f.marks = table.NewNumbers()
+	f.elements = newWants[table.Element, table.Content]()
 	f.objects, f.touched = map[string]*entry{}, map[string]struct{}{}
 	f.ranges = map[string][]nft.Element{}
 	f.hasTable, f.replace = false, false
@@ -133,12 +136,11 @@ func (f *family) carryOut(ctx context.Context, u plan.Update, listed []ipvs.Entr
 	if u.Partial && f.inForce {
 		return nil
 	}
-	s, err := newSettings(f.fam, f.env.MasqueradeBit, f.env.BeLiberal, u.Plan.Node)
+	rules, err := table.NewSettings(f.fam, f.env.MasqueradeBit, f.env.BeLiberal, u.Plan.Node)
 	if err != nil {
 		return err
 	}
-	s.choice = f.remarks.choice(f.opts.Scheduler)
-	f.follow(u, s)
+	f.follow(u, settings{rules, f.remarks.choice(f.opts.Scheduler)})
 	f.followNode(u)
 	if err := f.write(u.Plan.Node); err != nil {
 		return err
@@ -165,11 +167,11 @@ func (f *family) follow(u plan.Update, s settings) {
 		f.unwant(p.old)
 		var to *service
 		if p.sp != nil {
-			to = &service{sp: p.sp, number: f.marks.take(p.id)}
+			to = &service{sp: p.sp, number: f.marks.Take(p.id)}
 			f.services[p.id] = to
 		} else {
 			delete(f.services, p.id)
-			f.marks.release(p.id)
+			f.marks.Release(p.id)
 		}
 		p.new = s.render(to)
 	}
@@ -259,7 +261,7 @@ func (f *family) want(r *rendered) {
 		f.retain(o)
 	}
 	for _, i := range r.items {
-		f.elements.add(i.element, i.content)
+		f.elements.add(i.Element, i.Content)
 	}
 	for _, a := range r.bound {
 		f.bound.add(a, struct{}{})
@@ -285,10 +287,10 @@ func (f *family) unwant(r *rendered) {
 		f.bound.drop(a)
 	}
 	for _, i := range r.items {
-		f.elements.drop(i.element)
+		f.elements.drop(i.Element)
 	}
 	for _, o := range r.objects {
-		f.release(o.name())
+		f.release(o.Name())
 	}
 }
 
@@ -337,20 +339,20 @@ func (f *family) followNode(u plan.Update) {
 		}
 	}
 	for e := range now {
-		f.elements.Want(e, content{})
+		f.elements.Want(e, table.Content{})
 	}
 	f.node = now
 }
 
 // nodeElements are the elements that follow from the node.
-func (f *family) nodeElements(u plan.Update) map[element]bool {
-	out := map[element]bool{}
-	for _, a := range f.settings.addrs {
-		out[addrElement(inNodeAddrs, a)] = true
+func (f *family) nodeElements(u plan.Update) map[table.Element]bool {
+	out := map[table.Element]bool{}
+	for _, a := range f.settings.Addrs {
+		out[table.OnAddr(table.NodeAddrs, a)] = true
 	}
 	for id, h := range u.Plan.Health {
 		if id.Family == f.fam {
-			out[element{kind: inHealthPorts, port: h.Port}] = true
+			out[table.Element{Kind: table.HealthPorts, Port: h.Port}] = true
 		}
 	}
 	return out

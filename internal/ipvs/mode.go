@@ -19,6 +19,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
+
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
@@ -68,7 +70,7 @@ func newKernel() kernel {
 	return kernel{
 		tables: tables, servers: &ipvs.Kernel{Load: h.Load},
 		device: &host.KernelDevice{Name: host.VIPDevice, Load: h.Load}, routing: route.Kernel{}, sysctls: h, modules: h, now: time.Now,
-		host: func(f plan.Family) hostFilter { return hostTables{f, tables} },
+		host: func(f plan.Family) hostfilter.Filter { return hostfilter.Host{Family: f, Tables: tables} },
 	}
 }
 

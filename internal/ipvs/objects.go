@@ -2,17 +2,17 @@ package ipvs
 
 import (
 	"crypto/sha256"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
 // entry is a chain or a set with fixed elements, and who needs it.
 type entry struct {
-	object
+	table.Object
 	refs   int  // frontends
 	pinned bool // needed in any case
 	isSet  bool
@@ -23,58 +23,23 @@ type entry struct {
 
 func (e *entry) needed() bool { return e.refs > 0 || e.pinned }
 
-// sumOf stands for a chain and its rules.
-func chainSum(c *nft.Chain, rules []*nft.Rule) [sha256.Size]byte {
-	var b strings.Builder
-	if c.Hook != nil {
-		fmt.Fprintln(&b, *c.Hook)
-	}
-	for _, r := range rules {
-		fmt.Fprintln(&b, r)
-	}
-	return sha256.Sum256([]byte(b.String()))
-}
-
-func setSum(s *nft.Set, elements []nft.Element) [sha256.Size]byte {
-	lines := make([]string, len(elements))
-	for i := range elements {
-		lines[i] = s.ElementText(&elements[i])
-	}
-	slices.Sort(lines)
-	return sha256.Sum256([]byte(declaration(s) + strings.Join(lines, "\n")))
-}
-
-func (o *object) sum() [sha256.Size]byte {
-	if o.set != nil {
-		return setSum(o.set, o.elements)
-	}
-	return chainSum(o.chain, o.rules)
-}
-
-// declaration is what cannot be changed of a set.
-func declaration(s *nft.Set) string {
-	bare := *s
-	bare.Comment = ""
-	return bare.String()
-}
-
 // place makes an entry stand for an object.
-func (f *family) place(o object) *entry {
-	e := f.objects[o.name()]
+func (f *family) place(o table.Object) *entry {
+	e := f.objects[o.Name()]
 	if e == nil {
 		e = &entry{}
-		f.objects[o.name()] = e
+		f.objects[o.Name()] = e
 	}
-	e.object, e.isSet, e.want = o, o.set != nil, o.sum()
+	e.Object, e.isSet, e.want = o, o.Set != nil, o.Sum()
 	return e
 }
 
 // retain counts a user of an object.
-func (f *family) retain(o object) {
-	e := f.objects[o.name()]
-	if e == nil || e.refs == 0 || e.chain == nil && e.set == nil {
+func (f *family) retain(o table.Object) {
+	e := f.objects[o.Name()]
+	if e == nil || e.refs == 0 || e.Chain == nil && e.Set == nil {
 		e = f.place(o)
-		f.touched[o.name()] = struct{}{}
+		f.touched[o.Name()] = struct{}{}
 	}
 	e.refs++
 }
@@ -90,9 +55,9 @@ func (f *family) release(name string) {
 
 // pin makes the objects exist that are always there.
 func (f *family) pin() {
-	for _, o := range append(f.settings.inner(), f.settings.base()...) {
+	for _, o := range append(f.settings.Inner(), f.settings.Base()...) {
 		f.place(o).pinned = true
-		f.touched[o.name()] = struct{}{}
+		f.touched[o.Name()] = struct{}{}
 	}
 }
 
@@ -109,28 +74,28 @@ func (f *family) makeObjects() {
 		if r := rank(b) - rank(a); r != 0 {
 			return r
 		}
-		return strings.Compare(a.name(), b.name())
+		return strings.Compare(a.Name(), b.Name())
 	})
 	// Chains come before the rules that lead to them.
 	for _, e := range due {
 		switch {
 		case e.isSet && e.exists:
-			f.add(nft.Op{Kind: nft.FlushSet, Name: e.name()})
+			f.add(nft.Op{Kind: nft.FlushSet, Name: e.Name()})
 		case e.isSet:
-			f.add(nft.Op{Kind: nft.AddSet, Set: e.set})
+			f.add(nft.Op{Kind: nft.AddSet, Set: e.Set})
 		case e.exists:
-			f.add(nft.Op{Kind: nft.FlushChain, Name: e.name()})
+			f.add(nft.Op{Kind: nft.FlushChain, Name: e.Name()})
 		default:
-			f.add(nft.Op{Kind: nft.AddChain, Chain: e.chain})
+			f.add(nft.Op{Kind: nft.AddChain, Chain: e.Chain})
 		}
-		if e.isSet && len(e.elements) > 0 {
-			f.add(nft.Op{Kind: nft.AddElements, Set: e.set, Elements: e.elements})
+		if e.isSet && len(e.Elements) > 0 {
+			f.add(nft.Op{Kind: nft.AddElements, Set: e.Set, Elements: e.Elements})
 		}
 	}
 	for _, e := range due {
 		if !e.isSet {
-			for _, r := range e.rules {
-				f.add(nft.Op{Kind: nft.AddRule, Name: e.name(), Rule: r})
+			for _, r := range e.Rules {
+				f.add(nft.Op{Kind: nft.AddRule, Name: e.Name(), Rule: r})
 			}
 		}
 		e.exists, e.sum = true, e.want
@@ -142,9 +107,9 @@ func rank(e *entry) int {
 	switch {
 	case e.isSet:
 		return 3
-	case e.chain != nil && e.chain.Hook != nil:
+	case e.Chain != nil && e.Chain.Hook != nil:
 		return 0
-	case e.chain != nil && strings.HasPrefix(e.chain.Name, prefixAllow):
+	case e.Chain != nil && strings.HasPrefix(e.Chain.Name, table.PrefixAllow):
 		return 1
 	}
 	return 2
@@ -168,7 +133,7 @@ func (f *family) surplus() []nft.Op {
 	slices.SortStableFunc(due, func(a, b *entry) int { return rank(a) - rank(b) })
 	ops := make([]nft.Op, len(due))
 	for i, e := range due {
-		ops[i] = nft.Op{Kind: nft.DeleteChain, Table: tableOf(f.fam), Name: e.name()}
+		ops[i] = nft.Op{Kind: nft.DeleteChain, Table: table.Of(f.fam), Name: e.Name()}
 		if e.isSet {
 			ops[i].Kind = nft.DeleteSet
 		}

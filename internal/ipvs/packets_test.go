@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -133,7 +134,7 @@ func (w *path) toServer(j *walk.Journey, pkt plan.Packet) (*ipvs.Entry, plan.Out
 	if !j.Pass(hook, first, at) {
 		return nil, ended()
 	}
-	for _, k := range []ipvs.Key{ipvs.ByMark(ipvsFamily(w.family), j.Mark()), ipvs.ByAddr(ipvs.Protocol(pkt.Proto), pkt.Dst)} {
+	for _, k := range []ipvs.Key{ipvs.ByMark(table.ServerFamilyOf(w.family), j.Mark()), ipvs.ByAddr(ipvs.Protocol(pkt.Proto), pkt.Dst)} {
 		if e, ok := w.servers[k]; ok {
 			return &e, 0
 		}
@@ -222,7 +223,7 @@ func TestPacketsAsPlanned(t *testing.T) {
 
 func (r *rig) path(t testing.TB, p *plan.Plan, f plan.Family) *path {
 	t.Helper()
-	c, err := r.tables.Read(context.Background(), tableOf(f))
+	c, err := r.tables.Read(context.Background(), table.Of(f))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,8 +232,8 @@ func (r *rig) path(t testing.TB, p *plan.Plan, f plan.Family) *path {
 		t.Fatal(err)
 	}
 	w := &path{
-		tables: walk.New(nftFamily(f), c), servers: map[ipvs.Key]ipvs.Entry{}, local: map[netip.Addr]bool{}, family: f,
-		steered: markOf(steerID, testEnv(f).MasqueradeBit),
+		tables: walk.New(table.FamilyOf(f), c), servers: map[ipvs.Key]ipvs.Entry{}, local: map[netip.Addr]bool{}, family: f,
+		steered: table.MarkOf(table.SteerID, testEnv(f).MasqueradeBit),
 	}
 	for _, e := range all {
 		w.servers[e.Key] = e

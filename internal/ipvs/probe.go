@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -14,38 +15,38 @@ const probeTable = "svcproxy-ipvs-probe"
 
 // needs lists what is tried of nf_tables, so that the first that fails is the one that
 // is missing.
-func needs(s settings) []nft.Need {
+func needs(s table.Settings) []nft.Need {
 	whole := func() []nft.Op {
 		var ops []nft.Op
-		for _, set := range s.sets() {
+		for _, set := range s.Sets() {
 			ops = append(ops, nft.Op{Kind: nft.AddSet, Set: set})
 		}
-		objects := append(s.inner(), s.base()...)
+		objects := append(s.Inner(), s.Base()...)
 		for i := range objects {
-			ops = append(ops, nft.Op{Kind: nft.AddChain, Chain: objects[i].chain})
+			ops = append(ops, nft.Op{Kind: nft.AddChain, Chain: objects[i].Chain})
 		}
 		for i := range objects {
-			for _, r := range objects[i].rules {
-				ops = append(ops, nft.Op{Kind: nft.AddRule, Name: objects[i].chain.Name, Rule: r})
+			for _, r := range objects[i].Rules {
+				ops = append(ops, nft.Op{Kind: nft.AddRule, Name: objects[i].Chain.Name, Rule: r})
 			}
 		}
 		return ops
 	}
 	one := func(typ string, num nft.HookNum, priority int32, statements ...nft.Statement) []nft.Op {
-		o := s.hooked("probe", typ, num, priority, s.rule(statements...))
-		return []nft.Op{{Kind: nft.AddChain, Chain: o.chain}, {Kind: nft.AddRule, Name: "probe", Rule: o.rules[0]}}
+		o := s.Hooked("probe", typ, num, priority, s.Rule(statements...))
+		return []nft.Op{{Kind: nft.AddChain, Chain: o.Chain}, {Kind: nft.AddRule, Name: "probe", Rule: o.Rules[0]}}
 	}
 	return []nft.Need{
 		{What: "tables", Option: "CONFIG_NF_TABLES, CONFIG_NF_TABLES_IPV4 and CONFIG_NF_TABLES_IPV6", Since: "3.13"},
 		{What: "sets whose keys have several fields", Option: "CONFIG_NF_TABLES", Since: "4.1",
-			Steps: []nft.Op{{Kind: nft.AddSet, Set: inServers.set(s.family)}}},
+			Steps: []nft.Op{{Kind: nft.AddSet, Set: table.Servers.Set(s.Family)}}},
 		{What: "masquerade fully-random", Option: "CONFIG_NFT_MASQ", Since: "3.18",
-			Steps: one("nat", nft.Postrouting, prioritySNAT, nft.Masquerade{})},
-		{What: "dnat", Option: "CONFIG_NFT_NAT", Since: "3.13", Steps: one("nat", nft.Prerouting, priorityKeep, nft.KeepDst{})},
+			Steps: one("nat", nft.Postrouting, table.PrioritySNAT, nft.Masquerade{})},
+		{What: "dnat", Option: "CONFIG_NFT_NAT", Since: "3.13", Steps: one("nat", nft.Prerouting, table.PriorityKeep, nft.KeepDst{})},
 		{What: "ct state and reject", Option: "CONFIG_NFT_CT and CONFIG_NFT_REJECT", Since: "3.14",
-			Steps: one("filter", nft.Input, priorityInput, isNew, nft.Reject{})},
+			Steps: one("filter", nft.Input, table.PriorityInput, table.IsNew, nft.Reject{})},
 		{What: "fib saddr type", Option: "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6", Since: "4.10",
-			Steps: one("filter", nft.Output, priorityOutput, nft.SrcIsLocal{})},
+			Steps: one("filter", nft.Output, table.PriorityOutput, nft.SrcIsLocal{})},
 		{What: "the whole table", Option: "CONFIG_NF_TABLES", Since: "4.10", Steps: whole()},
 	}
 }
@@ -58,11 +59,11 @@ func Supports(ctx context.Context, f plan.Family) error {
 }
 
 func supports(ctx context.Context, f plan.Family, k kernel) error {
-	if err := checkSupport(ctx, k, ipvsFamily(f), defaultScheduler); err != nil {
+	if err := checkSupport(ctx, k, table.ServerFamilyOf(f), defaultScheduler); err != nil {
 		return err
 	}
-	s := settings{family: f, bit: 14, pods: plan.LocalPrefix}
-	if err := nft.Probe(ctx, k.tables, nft.Table{Family: nftFamily(f), Name: probeTable}, needs(s)); err != nil {
+	s := table.Settings{Family: f, Bit: 14, Pods: plan.LocalPrefix}
+	if err := nft.Probe(ctx, k.tables, nft.Table{Family: table.FamilyOf(f), Name: probeTable}, needs(s)); err != nil {
 		return fmt.Errorf("nftables for %s: %w", f, err)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
@@ -14,16 +15,16 @@ import (
 // readBack finds out what the kernel has. listed are all virtual servers.
 func (f *family) readBack(listed []ipvs.Entry) error {
 	f.start()
-	table, err := f.k.tables.Read(f.ctx, tableOf(f.fam))
+	held, err := f.k.tables.Read(f.ctx, table.Of(f.fam))
 	switch {
 	case errors.Is(err, nft.ErrNoTable):
-		table = nil
+		held = nil
 	case err != nil:
 		return err
 	default:
 		f.hasTable = true
-		if f.fits(table) {
-			f.load(table)
+		if f.fits(held) {
+			f.load(held)
 		} else {
 			f.replace = true
 		}
@@ -38,10 +39,10 @@ func (f *family) readBack(listed []ipvs.Entry) error {
 			f.bound.Have(a, struct{}{})
 		}
 	}
-	recorded := recordedIn(f.fam, table)
-	f.adopting = hasDevice && table == nil
+	recorded := recordedIn(f.fam, held)
+	f.adopting = hasDevice && held == nil
 	for _, e := range listed {
-		if e.Family != ipvsFamily(f.fam) {
+		if e.Family != table.ServerFamilyOf(f.fam) {
 			continue
 		}
 		_, onDevice := f.bound.Exists(e.Addr.Addr())
@@ -66,20 +67,20 @@ func (f *family) readBack(listed []ipvs.Entry) error {
 }
 
 // recordedIn are the virtual servers that a table says are ours.
-func recordedIn(f plan.Family, table *nft.Contents) map[ipvs.Key]bool {
+func recordedIn(f plan.Family, held *nft.Contents) map[ipvs.Key]bool {
 	out := map[ipvs.Key]bool{}
-	if table == nil {
+	if held == nil {
 		return out
 	}
-	for _, k := range [...]setKind{inServers, inServerMarks} {
-		for _, in := range table.Elements[k.name()] {
-			e, _, ok := decode(f, k, in)
+	for _, k := range [...]table.Kind{table.Servers, table.ServerMarks} {
+		for _, in := range held.Elements[k.Name()] {
+			e, _, ok := table.Decode(f, k, in)
 			switch {
 			case !ok:
-			case k == inServerMarks:
-				out[ipvs.ByMark(ipvsFamily(f), e.mark)] = true
+			case k == table.ServerMarks:
+				out[ipvs.ByMark(table.ServerFamilyOf(f), e.Mark)] = true
 			default:
-				out[ipvs.ByAddr(ipvs.Protocol(e.proto), netip.AddrPortFrom(e.address(f), e.port))] = true
+				out[ipvs.ByAddr(ipvs.Protocol(e.Proto), netip.AddrPortFrom(e.Address(f), e.Port))] = true
 			}
 		}
 	}
@@ -103,21 +104,21 @@ func (f *family) adopt(e ipvs.Entry) {
 // fits reports whether a table can be repaired in place: what cannot be changed of
 // it is as it should be.
 func (f *family) fits(c *nft.Contents) bool {
-	if c.Comment != layout {
+	if c.Comment != table.Layout {
 		return false
 	}
-	s := settings{family: f.fam, bit: f.env.MasqueradeBit}
-	for _, want := range s.sets() {
-		if have := c.Sets[want.Name]; have != nil && declaration(have) != declaration(want) {
+	s := table.Settings{Family: f.fam, Bit: f.env.MasqueradeBit}
+	for _, want := range s.Sets() {
+		if have := c.Sets[want.Name]; have != nil && table.Declaration(have) != table.Declaration(want) {
 			return false
 		}
 	}
-	for _, want := range append(s.inner(), s.base()...) {
-		have := c.Chains[want.name()]
+	for _, want := range append(s.Inner(), s.Base()...) {
+		have := c.Chains[want.Name()]
 		if have == nil {
 			continue
 		}
-		if (have.Hook == nil) != (want.chain.Hook == nil) || have.Hook != nil && *have.Hook != *want.chain.Hook {
+		if (have.Hook == nil) != (want.Chain.Hook == nil) || have.Hook != nil && *have.Hook != *want.Chain.Hook {
 			return false
 		}
 	}
@@ -127,28 +128,28 @@ func (f *family) fits(c *nft.Contents) bool {
 // load takes over what a table holds.
 func (f *family) load(c *nft.Contents) {
 	for name, ch := range c.Chains {
-		f.objects[name] = &entry{object: object{chain: &ch.Chain}, exists: true, sum: chainSum(&ch.Chain, ch.Rules)}
+		f.objects[name] = &entry{Object: table.Object{Chain: &ch.Chain}, exists: true, sum: table.ChainSum(&ch.Chain, ch.Rules)}
 		f.touched[name] = struct{}{}
 	}
-	kinds := map[string]setKind{}
-	for k := range setKinds {
-		kinds[k.name()] = k
+	kinds := map[string]table.Kind{}
+	for k := range table.Kinds {
+		kinds[k.Name()] = k
 	}
 	for name, set := range c.Sets {
-		f.objects[name] = &entry{object: object{set: set}, isSet: true, exists: true}
+		f.objects[name] = &entry{Object: table.Object{Set: set}, isSet: true, exists: true}
 		f.touched[name] = struct{}{}
 		k, grows := kinds[name]
 		switch {
 		case grows:
 			for _, in := range c.Elements[name] {
-				if e, content, ok := decode(f.fam, k, in); ok {
+				if e, content, ok := table.Decode(f.fam, k, in); ok {
 					f.elements.Have(e, content)
 				}
 			}
-		case name == setPodRanges || name == setServiceRanges:
+		case name == table.PodRanges || name == table.ServiceRanges:
 			f.ranges[name] = ordered(c.Elements[name])
 		default:
-			f.objects[name].sum = setSum(set, c.Elements[name])
+			f.objects[name].sum = table.SetSum(set, c.Elements[name])
 		}
 	}
 }

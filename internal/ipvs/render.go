@@ -6,9 +6,19 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 )
+
+// settings is everything but the Services that virtual servers and chains depend on.
+type settings struct {
+	table.Settings
+	choice choice
+}
+
+// key stands for all of it, to compare.
+func (s settings) key() string { return fmt.Sprint(s) }
 
 // service is a Service port with the number of its marks.
 type service struct {
@@ -36,8 +46,8 @@ type real struct {
 
 // item is an element with its content.
 type item struct {
-	element
-	content
+	table.Element
+	table.Content
 }
 
 // rendered is what one Service port needs.
@@ -45,7 +55,7 @@ type rendered struct {
 	*service
 	servers []server
 	items   []item
-	objects []object // chains and sets, those that others lead to first
+	objects []table.Object // chains and sets, those that others lead to first
 	bound   []netip.Addr
 }
 
@@ -56,9 +66,9 @@ func (s settings) render(svc *service) *rendered {
 		return r
 	}
 	seen := map[string]bool{}
-	need := func(o object) {
-		if !seen[o.name()] {
-			seen[o.name()] = true
+	need := func(o table.Object) {
+		if !seen[o.Name()] {
+			seen[o.Name()] = true
 			r.objects = append(r.objects, o)
 		}
 	}
@@ -68,22 +78,22 @@ func (s settings) render(svc *service) *rendered {
 		fe := &svc.sp.Frontends[i]
 		c, base := s.classOf(fe)
 		used[base] = true
-		for _, rt := range c.routes {
-			if rt.marked {
+		for _, rt := range c.Routes {
+			if rt.Marked {
 				used[plan.Cluster] = true
-				marked[rt.masq] = true
+				marked[rt.Masq] = true
 			}
 		}
 		s.front(r, fe, c, base, need)
 	}
 	for _, masq := range [...]bool{false, true} {
 		if marked[masq] {
-			m := markOf(svc.number, s.bit)
+			m := table.MarkOf(svc.number, s.Bit)
 			if masq {
-				m |= s.mark()
+				m |= s.Mark()
 			}
-			r.add(ipvs.ByMark(ipvsFamily(s.family), m), plan.Cluster, s)
-			r.items = append(r.items, item{element: element{kind: inServerMarks, mark: m}})
+			r.add(ipvs.ByMark(table.ServerFamilyOf(s.Family), m), plan.Cluster, s)
+			r.items = append(r.items, item{Element: table.Element{Kind: table.ServerMarks, Mark: m}})
 		}
 	}
 	s.endpoints(r, used)
@@ -93,10 +103,10 @@ func (s settings) render(svc *service) *rendered {
 // classOf says how packets to a frontend are treated, and which pool the virtual
 // server at its address has. That is the pool for packets from outside wherever
 // origins differ, so that nothing from outside leaves the node by mistake.
-func (s settings) classOf(fe *plan.Frontend) (*class, plan.Pool) {
+func (s settings) classOf(fe *plan.Frontend) (*table.Class, plan.Pool) {
 	routes := fe.Route
-	c := &class{podsUnknown: s.pods == plan.LocalUnknown}
-	if c.podsUnknown {
+	c := &table.Class{PodsUnknown: s.Pods == plan.LocalUnknown}
+	if c.PodsUnknown {
 		routes[plan.FromPod] = routes[plan.FromOutside]
 	}
 	var uses [2]bool
@@ -111,68 +121,68 @@ func (s settings) classOf(fe *plan.Frontend) (*class, plan.Pool) {
 	}
 	splits := false
 	for o, rt := range routes {
-		c.routes[o] = treatment{verdict: rt.Verdict}
+		c.Routes[o] = table.Treatment{Verdict: rt.Verdict}
 		if rt.Verdict == plan.Forward {
-			c.routes[o].masq = rt.SNAT
-			c.routes[o].marked = rt.Pool != base
+			c.Routes[o].Masq = rt.SNAT
+			c.Routes[o].Marked = rt.Pool != base
 			splits = splits || rt.Pool != base
 		}
 	}
 	// The node reaches an address of its own with that address as source, which no
 	// endpoint could answer to. Behind a mark that is left to the last hook.
-	if n := &c.routes[plan.FromNode]; n.verdict == plan.Forward {
-		n.masq = !n.marked
+	if n := &c.Routes[plan.FromNode]; n.Verdict == plan.Forward {
+		n.Masq = !n.Marked
 	}
 	switch {
 	case fe.Kind == plan.ExternalIP || fe.Kind == plan.LoadBalancerIP:
-		c.place = steered
+		c.Place = table.Steered
 	case fe.Kind == plan.NodePort && splits:
-		c.place = onNode
+		c.Place = table.OnNode
 	}
 	return c, base
 }
 
 // front adds what a frontend needs.
-func (s settings) front(r *rendered, fe *plan.Frontend, c *class, base plan.Pool, need func(object)) {
+func (s settings) front(r *rendered, fe *plan.Frontend, c *table.Class, base plan.Pool, need func(table.Object)) {
 	id := r.sp.ID
-	need(s.classChain(c))
-	lead := c.name()
+	need(s.ClassChain(c))
+	lead := c.Name()
 	if fe.Allow != nil {
-		chain, set := s.allowChain(fe.Allow, lead)
+		chain, set := s.AllowChain(fe.Allow, lead)
 		if set != nil {
 			need(*set)
 		}
 		need(chain)
-		lead = chain.name()
+		lead = chain.Name()
 	}
-	verdict := content{chain: lead, remark: remark(id)}
+	verdict := table.Content{Chain: lead, Remark: table.Remark(id)}
 	marks := false
-	for _, rt := range c.routes {
-		marks = marks || rt.marked
+	for _, rt := range c.Routes {
+		marks = marks || rt.Marked
 	}
-	number := content{mark: markOf(r.number, s.bit)}
-	add := func(e element, c content) { r.items = append(r.items, item{e, c}) }
+	number := table.Content{Mark: table.MarkOf(r.number, s.Bit)}
+	add := func(e table.Element, c table.Content) { r.items = append(r.items, item{e, c}) }
 	if fe.Kind == plan.NodePort {
-		add(portElement(inNodePorts, id.Protocol, fe.Port), verdict)
+		add(table.OnPort(table.NodePorts, id.Protocol, fe.Port), verdict)
 		if marks {
-			add(portElement(inPortMarks, id.Protocol, fe.Port), number)
+			add(table.OnPort(table.PortMarks, id.Protocol, fe.Port), number)
 		}
-		for _, a := range s.addrs {
+		for _, a := range s.Addrs {
 			s.at(r, netip.AddrPortFrom(a, fe.Port), base)
 		}
 		return
 	}
 	at := netip.AddrPortFrom(fe.Addr, fe.Port)
-	add(frontElement(inServices, id.Protocol, at), verdict)
+	add(table.At(table.Services, id.Protocol, at), verdict)
 	if marks {
-		add(frontElement(inMarks, id.Protocol, at), number)
+		add(table.At(table.Marks, id.Protocol, at), number)
 	}
 	switch fe.Kind {
 	case plan.ClusterIP:
-		add(addrElement(inClusterIPs, fe.Addr), content{})
+		add(table.OnAddr(table.ClusterIPs, fe.Addr), table.Content{})
 		r.bound = append(r.bound, fe.Addr)
 	default:
-		add(frontElement(inExternal, id.Protocol, at), content{})
+		add(table.At(table.External, id.Protocol, at), table.Content{})
 	}
 	s.at(r, at, base)
 }
@@ -180,14 +190,14 @@ func (s settings) front(r *rendered, fe *plan.Frontend, c *class, base plan.Pool
 // at adds the virtual server at an address.
 func (s settings) at(r *rendered, a netip.AddrPort, pool plan.Pool) {
 	p := r.sp.ID.Protocol
-	r.items = append(r.items, item{element: frontElement(inServers, p, a)})
+	r.items = append(r.items, item{Element: table.At(table.Servers, p, a)})
 	r.add(ipvs.ByAddr(ipvs.Protocol(p), a), pool, s)
 }
 
 // add adds a virtual server.
 func (r *rendered) add(k ipvs.Key, pool plan.Pool, s settings) {
 	v := ipvs.VirtualServer{Key: k, ClientBits: 32}
-	if s.family == plan.IPv6 {
+	if s.Family == plan.IPv6 {
 		v.ClientBits = 128
 	}
 	v.Scheduler, v.Flags = s.choice.of(r.sp)
@@ -205,18 +215,18 @@ func wholeSeconds(d time.Duration) time.Duration {
 // endpoints adds the elements that endpoints of the used pools need.
 func (s settings) endpoints(r *rendered, used [2]bool) {
 	sp := r.sp
-	meetsItself := sp.MayMeetItself(plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: s.ranges})
-	seen := map[element]bool{}
-	add := func(e element) {
+	meetsItself := sp.MayMeetItself(plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: s.Ranges})
+	seen := map[table.Element]bool{}
+	add := func(e table.Element) {
 		if !seen[e] {
 			seen[e] = true
-			r.items = append(r.items, item{element: e})
+			r.items = append(r.items, item{Element: e})
 		}
 	}
-	guarded := !s.liberal && sp.ID.Protocol == plan.TCP
+	guarded := !s.Liberal && sp.ID.Protocol == plan.TCP
 	if guarded {
 		for _, a := range sp.Draining {
-			add(addrElement(inEndpoints, a.Addr()))
+			add(table.OnAddr(table.Endpoints, a.Addr()))
 		}
 	}
 	for pool, eps := range sp.Pools {
@@ -226,10 +236,10 @@ func (s settings) endpoints(r *rendered, used [2]bool) {
 		for i := range eps {
 			e := &eps[i]
 			if e.Weight > 0 && meetsItself(*e) {
-				add(frontElement(inHairpin, sp.ID.Protocol, e.Addr))
+				add(table.At(table.Hairpin, sp.ID.Protocol, e.Addr))
 			}
 			if guarded {
-				add(addrElement(inEndpoints, e.Addr.Addr()))
+				add(table.OnAddr(table.Endpoints, e.Addr.Addr()))
 			}
 		}
 	}

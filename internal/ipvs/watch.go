@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -36,7 +37,7 @@ func (b *backend) watch(ctx context.Context, ready []chan struct{}, disturbed fu
 	var wg sync.WaitGroup
 	watchers := []func() error{
 		func() error {
-			return b.k.tables.Watch(ctx, ours, ready[0], func(e nft.Event) { disturbed(e.What) })
+			return b.k.tables.Watch(ctx, table.IsOurs, ready[0], func(e nft.Event) { disturbed(e.What) })
 		},
 		func() error { return b.k.device.Watch(ctx, ready[1], disturbed) },
 		func() error { return b.k.routing.Watch(ctx, ready[2], disturbed) },

@@ -1,9 +1,11 @@
-package ipvs
+// Package table describes the nftables table of ipvs mode: its sets and maps, the
+// chains that are always there and those that frontends share, and the marks by which
+// packets find their virtual server. Values only; nothing is written here.
+package table
 
 import (
 	"crypto/sha256"
 	"encoding/base32"
-	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,32 +18,35 @@ import (
 const (
 	// tableName is our table of each family.
 	tableName = "svcproxy-ipvs"
-	// layout is the table's comment. It changes with everything that cannot be
+	// Layout is the table's comment. It changes with everything that cannot be
 	// repaired in place: the types of sets and maps, hooks and priorities.
-	layout = "svcproxy-ipvs, layout 1"
+	Layout = "svcproxy-ipvs, layout 1"
 
-	// routePriority is that of the rule by which packets with our mark are the host's own.
-	routePriority = 115
+	// RoutePriority is that of the rule by which packets with our mark are the host's own.
+	RoutePriority = 115
 )
 
-func tableOf(f plan.Family) nft.Table { return nft.Table{Family: nftFamily(f), Name: tableName} }
+// Of names our table of a family.
+func Of(f plan.Family) nft.Table { return nft.Table{Family: FamilyOf(f), Name: tableName} }
 
-func nftFamily(f plan.Family) nft.Family {
+// FamilyOf is the family of tables.
+func FamilyOf(f plan.Family) nft.Family {
 	if f == plan.IPv6 {
 		return nft.IPv6
 	}
 	return nft.IPv4
 }
 
-func ipvsFamily(f plan.Family) ipvs.Family {
+// ServerFamilyOf is the family of virtual servers.
+func ServerFamilyOf(f plan.Family) ipvs.Family {
 	if f == plan.IPv6 {
 		return ipvs.IPv6
 	}
 	return ipvs.IPv4
 }
 
-// ours reports whether a table was made by this mode.
-func ours(t nft.Table) bool { return t.Name == tableName }
+// IsOurs reports whether a table was made by this mode.
+func IsOurs(t nft.Table) bool { return t.Name == tableName }
 
 // Chains that are always there.
 const (
@@ -56,16 +61,16 @@ const (
 	chainForward     = "filter-forward"
 	chainNAT         = "nat-postrouting"
 	chainUnmark      = "unmark-postrouting"
-	chainServices    = "to-services"
+	ChainServices    = "to-services"
 	chainReject      = "reject-it"
-	// chainRetired is where frontends lead that are gone, while old flows go on.
-	chainRetired = "retired"
+	// ChainRetired is where frontends lead that are gone, while old flows go on.
+	ChainRetired = "retired"
 )
 
 // Prefixes of chains and sets that come and go.
 const (
 	prefixSources  = "sources/"
-	prefixAllow    = "allow/"
+	PrefixAllow    = "allow/"
 	prefixNodePort = "node-port/"
 	prefixExternal = "external/"
 )
@@ -82,8 +87,8 @@ func rangesName(ranges []netip.Prefix) string {
 	return prefixSources + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:length])
 }
 
-// remark is the comment of an element, as far as it fits: it comes back as it is written.
-func remark(id plan.ID) string {
+// Remark is the comment of an element, as far as it fits: it comes back as it is written.
+func Remark(id plan.ID) string {
 	const longest = 127
 	return id.String()[:min(len(id.String()), longest)]
 }
@@ -95,52 +100,13 @@ func remark(id plan.ID) string {
 const (
 	markPattern = 0x2d8 << markBits
 	markBits    = 20
-	// steerID is the number of the mark that makes packets the host's own.
-	steerID = 1<<markBits - 1
+	// SteerID is the number of the mark that makes packets the host's own.
+	SteerID = 1<<markBits - 1
 )
 
-// markOf is the mark with a number, for the given bit of masquerading.
-func markOf(id uint32, masqueradeBit int) uint32 {
+// MarkOf is the mark with a number, for the given bit of masquerading.
+func MarkOf(id uint32, masqueradeBit int) uint32 {
 	v := uint32(markPattern) | id
 	low := v & (1<<masqueradeBit - 1)
 	return (v^low)<<1 | low
-}
-
-// markID is where the search for a Service port's number begins: the same in every
-// run, so that a restart finds its virtual servers in place.
-func markID(id plan.ID) uint32 {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(id.String() + "/" + id.Protocol.String() + "/" + id.Family.String()))
-	return h.Sum32() % steerID
-}
-
-// marks gives numbers to Service ports.
-type marks struct {
-	of    map[plan.ID]uint32
-	owner map[uint32]plan.ID
-}
-
-func newMarks() marks { return marks{of: map[plan.ID]uint32{}, owner: map[uint32]plan.ID{}} }
-
-// take returns the Service port's number.
-func (m marks) take(id plan.ID) uint32 {
-	if n, ok := m.of[id]; ok {
-		return n
-	}
-	n := markID(id)
-	for {
-		if _, taken := m.owner[n]; !taken {
-			break
-		}
-		n = (n + 1) % steerID
-	}
-	m.of[id], m.owner[n] = n, id
-	return n
-}
-
-func (m marks) release(id plan.ID) {
-	if n, ok := m.of[id]; ok {
-		delete(m.of, id)
-		delete(m.owner, n)
-	}
 }

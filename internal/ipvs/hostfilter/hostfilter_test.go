@@ -1,4 +1,4 @@
-package ipvs
+package hostfilter
 
 import (
 	"context"
@@ -14,9 +14,9 @@ type hostInMemory struct {
 	has bool
 }
 
-func (h hostInMemory) legacy() bool                           { return false }
-func (h hostInMemory) present(context.Context) (bool, error) { return h.has, nil }
-func (h hostInMemory) stores(context.Context) ([]iptables.Tables, error) {
+func (h hostInMemory) Legacy() bool                          { return false }
+func (h hostInMemory) Present(context.Context) (bool, error) { return h.has, nil }
+func (h hostInMemory) Stores(context.Context) ([]iptables.Tables, error) {
 	return []iptables.Tables{h.Fake}, nil
 }
 
@@ -42,7 +42,7 @@ func TestHostFilter(t *testing.T) {
 		h := hostInMemory{f, true}
 		ctx := context.Background()
 		for range 2 {
-			if err := openHost(ctx, h, 0x4000); err != nil {
+			if err := Open(ctx, h, 0x4000); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 		}
@@ -59,7 +59,7 @@ func TestHostFilter(t *testing.T) {
 			}
 		}
 		for range 2 {
-			if err := closeHost(ctx, h); err != nil {
+			if err := Close(ctx, h); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 		}
@@ -72,7 +72,7 @@ func TestHostFilter(t *testing.T) {
 // Without a table filter there is nothing to open.
 func TestHostWithoutFilter(t *testing.T) {
 	f := iptables.NewFake(iptables.IPv4, iptables.NFT)
-	if err := openHost(context.Background(), hostInMemory{f, false}, 0x4000); err != nil || f.Restores() != 0 {
+	if err := Open(context.Background(), hostInMemory{f, false}, 0x4000); err != nil || f.Restores() != 0 {
 		t.Errorf("have %v and %d writes", err, f.Restores())
 	}
 }
