@@ -178,7 +178,7 @@ func TestWorld(t *testing.T) {
 	defer pr.stop()
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
-	err = w.await(ctx, pr, probeAddr(0), "a")
+	err = w.await(ctx, pr, probeAddr(0), "a", patience)
 	if err == nil || !strings.Contains(err.Error(), "was not answered") || !strings.Contains(err.Error(), "at node1") || !strings.Contains(err.Error(), "xtables-legacy-multi") {
 		t.Errorf("error %v", err)
 	}

@@ -17,12 +17,12 @@ import (
 
 const servicePort = 80
 
-// await asks an address until the pod of that name answers.
-func (w *world) await(ctx context.Context, pr *program, addr, name string) error {
+// await asks an address until the pod of that name answers; patience is for one attempt.
+func (w *world) await(ctx context.Context, pr *program, addr, name string, patience time.Duration) error {
 	to := netip.MustParseAddr(addr)
 	last := ""
 	for {
-		fds, err := w.sockets(1, 200*time.Millisecond)
+		fds, err := w.sockets(1, patience)
 		if err != nil {
 			return err
 		}

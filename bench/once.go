@@ -10,6 +10,9 @@ import (
 	"time"
 )
 
+// patience is how long one attempt to reach a probe may take.
+const patience = 200 * time.Millisecond
+
 // result is what one run of one program showed.
 type result struct {
 	Name      string `json:"name"`
@@ -78,7 +81,7 @@ func (p *plan) firstSync(ctx context.Context, begin time.Time, w *world, pr *pro
 	limit, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
 	for k := range probes {
-		if err := w.await(limit, pr, probeAddr(k), "a"); err != nil {
+		if err := w.await(limit, pr, probeAddr(k), "a", patience); err != nil {
 			return fmt.Errorf("first sync: %w", err)
 		}
 	}
@@ -131,7 +134,7 @@ func (p *plan) timeChange(ctx context.Context, w *world, c *synthetic, pr *progr
 	begin := time.Now()
 	name, err := c.moveProbe(k)
 	if err == nil {
-		err = w.await(ctx, pr, probeAddr(k), name)
+		err = w.await(ctx, pr, probeAddr(k), name, patience)
 	}
 	return float64(time.Since(begin).Microseconds()) / 1000, err
 }

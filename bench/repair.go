@@ -25,7 +25,8 @@ var damage = map[string]string{
 }
 
 // repairs breaks the rules in each way, several times, and times how long it takes
-// from the start of the command until the probe that is hit answers.
+// from the end of the command until the probe that is hit answers. The program may have
+// begun before that.
 func (p *plan) repairs(ctx context.Context, w *world, c *synthetic, pr *program, r *result) error {
 	if p.damages == 0 {
 		return nil
@@ -53,14 +54,16 @@ func (p *plan) timeRepair(ctx context.Context, w *world, c *synthetic, pr *progr
 	run := exec.Command("sh", "-c", strings.ReplaceAll(command, "SERVICE", probeAddr(k)))
 	var out strings.Builder
 	run.Stdout, run.Stderr = &out, &out
-	begin := time.Now()
 	if err := w.node.Start(run); err != nil {
 		return 0, err
 	}
 	if err := run.Wait(); err != nil {
 		return 0, fmt.Errorf("%s: %w: %s", command, err, out.String())
 	}
-	if err := w.await(ctx, pr, probeAddr(k), name); err != nil {
+	begin := time.Now()
+	// The node answers only some attempts that lead nowhere with ICMP.
+	const patience = 10 * time.Millisecond
+	if err := w.await(ctx, pr, probeAddr(k), name, patience); err != nil {
 		return 0, err
 	}
 	return float64(time.Since(begin).Microseconds()) / 1000, nil
