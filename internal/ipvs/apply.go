@@ -10,7 +10,6 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
-	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
 
 // write makes the kernel what is wanted, in an order in which every step leaves packets
@@ -321,18 +320,6 @@ func (f *family) unbind() {
 
 func sortedKeys(keys func(func(netip.Addr) bool)) []netip.Addr {
 	return slices.SortedFunc(keys, netip.Addr.Compare)
-}
-
-// routes are what makes packets with our mark the host's own.
-func (f *family) routes() []route.Entry {
-	all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	if f.fam == plan.IPv6 {
-		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
-	return []route.Entry{
-		{Local: all, Table: route.SteerTable},
-		{V6: f.fam == plan.IPv6, Mark: table.MarkOf(table.SteerID, f.env.MasqueradeBit), Priority: table.RoutePriority, Table: route.SteerTable},
-	}
 }
 
 // steer makes the routes exist.

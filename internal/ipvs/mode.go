@@ -29,9 +29,6 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
 
-// Name is the mode's name in kube-proxy's configuration.
-const Name = "ipvs"
-
 // Options are the settings of this mode only. The zero value has the defaults.
 type Options struct {
 	Scheduler string // of Services that choose none; "": rr
