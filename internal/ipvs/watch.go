@@ -15,8 +15,8 @@ import (
 // ip_vs tells nobody of changes, so that it is listed from time to time: after
 // comparePause, and no sooner than compareShare times what the last listing took.
 const (
-	comparePause = 4 * time.Second
-	compareShare = 50
+	comparePause = 5 * time.Second
+	compareShare = 200
 )
 
 // Watch implements dataplane.Watcher: the kernel tells of changes to our table, of
