@@ -25,6 +25,7 @@ type conn struct {
 	timer    timer // of the try
 	// established: there is an endpoint, and bytes are moved.
 	established bool
+	keptAlive   bool // the endpoint's side; the client's has it from the listener
 	queued      bool // in loop.again
 	closed      bool
 
@@ -105,6 +106,10 @@ func (c *conn) try() {
 	}
 	c.endpoint = e
 	fd, err := socket.Dial(c.dialing(e))
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) { // not the endpoint's fault
+		c.refuse(NoDescriptors)
+		return
+	}
 	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		c.tryFailed(err)
 		return
@@ -120,9 +125,9 @@ func (c *conn) try() {
 
 // dialing says how e is connected to.
 func (c *conn) dialing(e *balance.Endpoint) socket.Dialing {
-	d := socket.Dialing{To: e.Addr, Options: c.loop.relay.stream}
+	d := socket.Dialing{To: e.Addr, Mark: c.loop.relay.opts.Mark, Options: c.loop.relay.stream}
 	if keepsClient(c.client.Addr(), e.Addr.Addr(), c.route, c.service.balancer.Policy()) {
-		d.From, d.Mark = c.client.Addr(), c.loop.relay.opts.Mark
+		d.From = c.client.Addr()
 	}
 	return d
 }
@@ -200,7 +205,7 @@ func (c *conn) connected() {
 		return
 	}
 	if version := c.service.balancer.Policy().ProxyProtocol; version != 0 {
-		local, err := socket.LocalAddr(client.fd)
+		local, err := socket.OriginalDestination(client.fd, c.client.Addr().Is4())
 		if err != nil {
 			c.end(true)
 			return
@@ -218,7 +223,11 @@ func (s *side) ready(events uint32) {
 		return
 	}
 	if !c.established {
-		if err := socket.Error(s.fd); err != nil {
+		var err error
+		if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
+			err = socket.Error(s.fd)
+		}
+		if err != nil {
 			c.tryFailed(err)
 		} else if events&unix.EPOLLOUT != 0 {
 			s.readable = events&(unix.EPOLLIN|unix.EPOLLRDHUP) != 0

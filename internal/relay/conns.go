@@ -3,6 +3,8 @@ package relay
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/svcproxy/svcproxy/internal/relay/socket"
 )
 
 // conns are the TCP connections of a loop, by Service and in the order of their last
@@ -35,6 +37,9 @@ func (cs *conns) add(c *conn) {
 	c.used = c.loop.now
 	g.n++
 	cs.n.Add(1)
+	if l := c.loop; l.keepAlives.index < 0 && l.relay.opts.KeepAlive > 0 {
+		l.timers.push(&l.keepAlives, l.now.Add(max(l.relay.opts.KeepAlive/2, time.Second)))
+	}
 	c.loop.relay.open.Add(1)
 	c.link()
 }
@@ -114,6 +119,27 @@ func (l *loop) makeRoom(service *Service) bool {
 	c.service.meter.failed(GaveWay)
 	c.end(true)
 	return true
+}
+
+// keepAlive has the endpoints' sides of the connections that have lasted for a while
+// ask for their peer. Most connections are too short for these calls to be worth
+// making at once.
+func (l *loop) keepAlive() {
+	after := l.relay.opts.KeepAlive
+	for _, g := range l.conns.groups {
+		for c := g.head.next; c != &g.head; c = c.next {
+			if c.keptAlive || !c.established || l.now.Sub(c.began) < after/4 {
+				continue
+			}
+			c.keptAlive = true
+			if err := socket.KeepAlive(c.sides[endpointSide].fd, after); err != nil {
+				l.relay.opts.Log.Debug("no keep-alive", "service", c.service.name, "err", err)
+			}
+		}
+	}
+	if l.conns.n.Load() > 0 {
+		l.timers.push(&l.keepAlives, l.now.Add(max(after/2, time.Second)))
+	}
 }
 
 // endGone resets the connections whose endpoint was removed and whose time is up.

@@ -32,10 +32,11 @@ type Listener struct {
 // served is a Listener in one loop.
 type served struct {
 	*Listener
-	loop  *loop
-	watch watch
-	open  bool
-	udp   *datagrams // UDP
+	loop   *loop
+	watch  watch
+	open   bool
+	udp    *datagrams // UDP
+	warned time.Time  // last, of accepting without success
 }
 
 func (c ListenConfig) socket() socket.Config {
@@ -192,7 +193,10 @@ func (s *served) ready(uint32) {
 
 // rest stops accepting for a moment, so that the loop does not turn for nothing.
 func (s *served) rest(err error) {
-	s.relay.opts.Log.Warn("cannot accept connections; resting", "address", s.config.Addr, "err", err)
+	if now := s.loop.now; now.Sub(s.warned) > time.Minute {
+		s.warned = now
+		s.relay.opts.Log.Warn("cannot accept connections; resting", "address", s.config.Addr, "err", err)
+	}
 	s.loop.remove(s.fd, s.watch)
 	s.watch = watch{}
 	s.loop.timers.start(s.loop.now.Add(50*time.Millisecond), func() {

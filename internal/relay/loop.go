@@ -22,16 +22,19 @@ type loop struct {
 	wake  int // eventfd
 
 	now     time.Time // when the last wait ended
+	yielded time.Time // when other goroutines last had a chance
 	watched []watched
 	free    []int32
 	timers  timers
-	again   []task // what stopped for the others' sake, and goes on after them
-	events  []unix.EpollEvent
-	buf     []byte
-	pipes   pipes
-	conns   conns
-	flows   *flows // nil without UDP listeners
-	done    bool
+	// keepAlives runs while there are connections.
+	keepAlives timer
+	again      []task // what stopped for the others' sake, and goes on after them
+	events     []unix.EpollEvent
+	buf        []byte
+	pipes      pipes
+	conns      conns
+	flows      *flows // nil without UDP listeners
+	done       bool
 
 	mu     sync.Mutex // guards posted and gone
 	posted []func()
@@ -64,8 +67,13 @@ const eventsAtOnce = 128
 // bufferSize is what is read from a socket at most in one call, when not spliced.
 const bufferSize = 16 << 10
 
+// yieldAfter is how long a loop that always has work keeps its processor. The runtime
+// would interrupt it after 10 ms, by a signal.
+const yieldAfter = 5 * time.Millisecond
+
 func newLoop(r *Relay) (*loop, error) {
 	l := &loop{relay: r, epoll: -1, wake: -1, now: time.Now(), events: make([]unix.EpollEvent, eventsAtOnce), buf: make([]byte, bufferSize)}
+	l.keepAlives = timer{f: l.keepAlive, index: -1}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("creating an epoll set: %w", err)
@@ -177,6 +185,10 @@ func (l *loop) run() error {
 			return fmt.Errorf("waiting for events: %w", err)
 		}
 		l.now = time.Now()
+		if l.now.Sub(l.yielded) > yieldAfter {
+			runtime.Gosched()
+			l.yielded = l.now
+		}
 		for i := range max(n, 0) {
 			ev := &l.events[i]
 			if w := &l.watched[ev.Fd]; w.generation == ev.Pad {
@@ -206,17 +218,15 @@ func (l *loop) end() {
 	l.close()
 }
 
-// wait returns the number of events. It looks first without waiting, which costs no
-// hand-over of the processor within the runtime; only an idle loop sleeps.
+// wait returns the number of events, without waiting for them if there is work left.
 func (l *loop) wait() (int, error) {
-	if n, err := socket.Poll(l.epoll, l.events); n != 0 || err != nil || len(l.again) > 0 {
-		return n, err
+	if len(l.again) > 0 {
+		return socket.Poll(l.epoll, l.events)
 	}
 	ms := l.timers.milliseconds(time.Now())
 	if ms == 0 {
 		return 0, nil
 	}
-	runtime.Gosched()
 	return unix.EpollWait(l.epoll, l.events, ms)
 }
 

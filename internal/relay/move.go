@@ -79,6 +79,9 @@ func (s *side) passEnd(to *side) error {
 		return nil
 	}
 	s.ended = true
+	if to.ended {
+		return nil // both have ended: closing does it
+	}
 	if err := unix.Shutdown(to.fd, unix.SHUT_WR); err != nil && !errors.Is(err, unix.ENOTCONN) {
 		return err
 	}
@@ -100,10 +103,7 @@ func (s *side) take(to *side) (int, error) {
 	n, err := socket.Read(s.fd, l.buf)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
-		s.readable = s.hungUp
-		if s.hungUp {
-			return 0, nil
-		}
+		s.readable = false
 		return 0, nil
 	case errors.Is(err, unix.EINTR):
 		return 0, nil
@@ -180,13 +180,20 @@ func (s *side) drain() (int, error) {
 
 // pipeSize is what a pipe is asked to hold. The kernel may refuse, and a pipe holds
 // less when packets are small.
-const pipeSize = 1 << 20
+const pipeSize = 512 << 10
+
+// maxPipes bounds the pipes of a loop, and with them what readers that are slow keep in
+// the kernel besides their sockets. Streams beyond it are read and written.
+const maxPipes = 512
 
 // pipesKept is how many pipes a loop keeps for the next stream.
 const pipesKept = 16
 
 // pipes lends pipes to streams that flow. A connection that is idle has none.
-type pipes struct{ free []*transit }
+type pipes struct {
+	free []*transit
+	n    int // of all, lent ones included
+}
 
 // get returns an empty pipe, nil if there are no descriptors for one: the stream is
 // then read and written.
@@ -197,7 +204,7 @@ func (p *pipes) get(limit *budget) *transit {
 		return t
 	}
 	// The last quarter of the descriptors is for connections.
-	if limit.used.Load()+2 > limit.limit*3/4 || !limit.take(2) {
+	if p.n >= maxPipes || limit.used.Load()+2 > limit.limit*3/4 || !limit.take(2) {
 		return nil
 	}
 	var fds [2]int
@@ -207,6 +214,7 @@ func (p *pipes) get(limit *budget) *transit {
 	}
 	// A smaller one will do if the user's share of pipe buffers is used up.
 	_, _ = unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize)
+	p.n++
 	return &transit{in: fds[1], out: fds[0]}
 }
 
@@ -220,6 +228,7 @@ func (p *pipes) put(t *transit, limit *budget) {
 		p.free = append(p.free, t)
 		return
 	}
+	p.n--
 	unix.Close(t.in)
 	unix.Close(t.out)
 	limit.give(2)

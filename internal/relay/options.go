@@ -20,7 +20,7 @@ func (o Options) withDefaults() Options {
 		o.Now = time.Now
 	}
 	if o.Loops == 0 {
-		o.Loops = runtime.GOMAXPROCS(0)
+		o.Loops = max(runtime.GOMAXPROCS(0)-1, 1)
 	}
 	if o.ConnectTimeouts == nil {
 		o.ConnectTimeouts = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}

@@ -22,7 +22,9 @@ type Options struct {
 	Log *slog.Logger     // nil: nothing is logged
 	Now func() time.Time // the clock of affinity, ejection and removals; nil: time.Now
 
-	// Loops is the number of event loops; 0: one per processor that the process may use.
+	// Loops is the number of event loops; 0: one for each processor that the process may
+	// use but one, which is left to the rest of it. As long as one is free, the runtime
+	// does not take those of the loops away while they wait.
 	Loops int
 	// ConnectTimeouts bounds each try to connect to an endpoint, and the number of
 	// tries. nil: 250 ms, 500 ms, 1 s and 2 s.
@@ -104,7 +106,7 @@ func New(o Options) *Relay {
 	o = o.withDefaults()
 	return &Relay{
 		opts:      o,
-		stream:    socket.StreamOptions(o.KeepAlive),
+		stream:    socket.StreamOptions(),
 		drained:   make(chan struct{}, 1),
 		listeners: make(map[*Listener]struct{}),
 	}

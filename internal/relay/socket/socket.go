@@ -107,6 +107,23 @@ func LocalAddr(fd int) (netip.AddrPort, error) {
 	return sa.get(), nil
 }
 
+// OriginalDestination returns where a client connected to, before the destination was
+// translated, if connection tracking knows it, else the connection's own address.
+func OriginalDestination(fd int, four bool) (netip.AddrPort, error) {
+	const originalDestination = 80 // SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST
+	var sa sockaddr
+	size := uint32(len(sa))
+	level := unix.IPPROTO_IPV6
+	if four {
+		level = unix.IPPROTO_IP
+		size = unix.SizeofSockaddrInet4
+	}
+	if _, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), originalDestination, uintptr(unsafe.Pointer(&sa)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
+		return LocalAddr(fd)
+	}
+	return sa.get(), nil
+}
+
 func domain(a netip.Addr) int {
 	if a.Is4() {
 		return unix.AF_INET
@@ -212,8 +229,13 @@ func Prepare(fd int, c Config, keepAlive time.Duration) error {
 		}
 		return setOptions(fd, byFamily(four, unix.IP_PKTINFO, unix.IPV6_RECVPKTINFO, "IP_PKTINFO"))
 	}
-	if err := setOptions(fd, StreamOptions(keepAlive)...); err != nil {
+	if err := setOptions(fd, StreamOptions()...); err != nil {
 		return err
+	}
+	if keepAlive > 0 {
+		if err := KeepAlive(fd, keepAlive); err != nil {
+			return err
+		}
 	}
 	if err := unix.Listen(fd, backlog); err != nil {
 		return fmt.Errorf("listening: %w", err)
@@ -238,16 +260,18 @@ func DatagramOptions(a netip.Addr) []Option {
 }
 
 // StreamOptions are the options of every TCP socket.
-func StreamOptions(keepAlive time.Duration) []Option {
-	options := []Option{{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1, "TCP_NODELAY"}}
-	if keepAlive > 0 {
-		seconds := int(max(keepAlive/time.Second, 1))
-		options = append(options,
-			Option{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1, "SO_KEEPALIVE"},
-			Option{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds, "TCP_KEEPIDLE"},
-			Option{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds, "TCP_KEEPINTVL"})
-	}
-	return options
+func StreamOptions() []Option {
+	return []Option{{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1, "TCP_NODELAY"}}
+}
+
+// KeepAlive has a TCP socket, and those that it accepts, ask for the peer after a time
+// without a byte from it; it is at least a second.
+func KeepAlive(fd int, after time.Duration) error {
+	seconds := int(max(after/time.Second, 1))
+	return setOptions(fd,
+		Option{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1, "SO_KEEPALIVE"},
+		Option{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds, "TCP_KEEPIDLE"},
+		Option{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds, "TCP_KEEPINTVL"})
 }
 
 // Reset closes a TCP socket so that its peer sees a reset.
