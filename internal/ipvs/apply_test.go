@@ -276,6 +276,39 @@ func TestEndpointDrains(t *testing.T) {
 	}
 }
 
+// What was gone already when the process started drains for as long as its Service
+// says.
+func TestDrainAfterRestart(t *testing.T) {
+	r := newRig()
+	policy := func(sp *plan.ServicePort) { sp.Policy = &plan.Policy{DrainTimeout: 7 * time.Second} }
+	two, one := webPlan(policy, 1, 2), webPlan(policy, 2)
+	mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: two})
+	r.servers.SetLive(webKey, podA, 1, 0, 0)
+	b := r.backend(Options{}, plan.IPv4)
+	mustApply(t, b, plan.Update{Plan: one})
+	wantWeight(t, r, podA, 0)
+	r.clock = r.clock.Add(7 * time.Second)
+	mustApply(t, b, plan.Update{Plan: one})
+	wantWeight(t, r, podA, -1)
+}
+
+// A Service whose affinity is shorter than the kernel can keep it is told so, once.
+func TestShortAffinity(t *testing.T) {
+	r := newRig()
+	b := r.backend(Options{}, plan.IPv4)
+	short := webPlan(func(sp *plan.ServicePort) { sp.Affinity = 10 * time.Second }, 1)
+	mustApply(t, b, plan.Update{Plan: short})
+	b.Invalidate()
+	mustApply(t, b, plan.Update{Plan: short})
+	notes := b.Remarks()
+	if len(notes) != 1 || !notes[0].Warning || notes[0].Reason != ReasonAffinity || !strings.Contains(notes[0].Message, "120 s") {
+		t.Errorf("notes: %+v", notes)
+	}
+	if have := r.servers.String(); !strings.HasPrefix(have, "TCP 10.62.0.20:80 rr persistent 10\n") {
+		t.Errorf("have\n%s", have)
+	}
+}
+
 func TestEndpointThatReturnsIsRaised(t *testing.T) {
 	r := newRig()
 	b := r.backend(Options{}, plan.IPv4)

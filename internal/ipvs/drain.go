@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 	"time"
@@ -113,8 +114,11 @@ func (f *family) beginDrain(k realKey, now time.Time) {
 		f.reals.Have(k, real{forwarding: have.forwarding})
 	}
 	limit, ok := f.limits[k]
-	if !ok {
-		limit = f.opts.drainTimeout()
+	if !ok { // it was gone before this process looked
+		if svc := f.services[f.owners[k.server]]; svc != nil {
+			limit = svc.sp.Chosen().DrainTimeout
+		}
+		limit = cmp.Or(limit, f.opts.drainTimeout())
 	}
 	delete(f.limits, k)
 	f.draining[k] = &drain{until: now.Add(limit), look: now.Add(firstLook), pause: firstLook}

@@ -92,7 +92,7 @@ func (f *family) withScheduler(v ipvs.VirtualServer, op func(ipvs.VirtualServer)
 // remarkOn says what this mode cannot do as a Service port asks.
 func (f *family) remarkOn(sp *plan.ServicePort) {
 	if sp.Affinity > 0 && sp.Affinity < shortestAffinity && sp.ID.Protocol == plan.TCP {
-		f.remarks.say(sp.ID, ReasonAffinity, false, fmt.Sprintf(
+		f.remarks.say(sp.ID, ReasonAffinity, true, fmt.Sprintf(
 			"field spec.sessionAffinityConfig.clientIP.timeoutSeconds: %d s are kept for %d s and more in mode ipvs, as long as the kernel remembers closed connections",
 			int(sp.Affinity.Seconds()), int(shortestAffinity.Seconds())))
 	}
