@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
@@ -105,8 +104,9 @@ func serveBytes(t *testing.T, s string) netip.AddrPort {
 			if err != nil {
 				return
 			}
-			c.SetDeadline(time.Now().Add(5 * time.Second))
-			c.Write([]byte(s))
+			if _, err := c.Write([]byte(s)); err != nil {
+				t.Error(err)
+			}
 			c.Close()
 		}
 	}()
