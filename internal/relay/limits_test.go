@@ -1,0 +1,219 @@
+package relay
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+)
+
+func mustAddrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+
+func TestNewConnectionsAreRefusedWhenNothingIsIdle(t *testing.T) {
+	r := mustStart(t, Options{Loops: 1, Descriptors: 8, IdleAfter: -1})
+	s := r.NewService("default/web")
+	s.Update(servicePort(mustServe(t, echo)))
+	ln := mustListen(t, r, plan.TCP, s)
+	var open []*net.TCPConn
+	for range 4 {
+		c := mustDial(t, ln.Addr())
+		mustExchange(t, c, "x")
+		open = append(open, c)
+	}
+	if err := exchange(ln.Addr().String()); !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("one too many: %v", err)
+	}
+	for _, c := range open {
+		mustExchange(t, c, "still there")
+	}
+	if f := s.Figures(); f.Failures[NoDescriptors] != 1 || f.Open != 4 {
+		t.Errorf("figures %+v", f)
+	}
+	open[0].Close()
+	eventually(t, "there is room again", func() bool { return exchange(ln.Addr().String()) == nil })
+}
+
+func TestTheServiceWithMostConnectionsGivesWay(t *testing.T) {
+	r := mustStart(t, Options{Loops: 1, Descriptors: 12, IdleAfter: time.Nanosecond})
+	greedy, modest := r.NewService("default/greedy"), r.NewService("default/modest")
+	to := servicePort(mustServe(t, echo))
+	greedy.Update(to)
+	modest.Update(to)
+	many, few := mustListen(t, r, plan.TCP, greedy), mustListen(t, r, plan.TCP, modest)
+	old := mustDial(t, few.Addr())
+	mustExchange(t, old, "x")
+	for range 20 { // more than there is room for
+		mustExchange(t, mustDial(t, many.Addr()), "x")
+	}
+	for range 3 {
+		mustExchange(t, mustDial(t, few.Addr()), "x")
+	}
+	mustExchange(t, old, "the oldest of all, of the Service that has few")
+	if f := greedy.Figures(); f.Failures[GaveWay] != 18 || f.Open != 2 {
+		t.Errorf("greedy: %+v", f)
+	}
+	if f := modest.Figures(); f.Failures != [reasons]uint64{} || f.Open != 4 {
+		t.Errorf("modest: %+v", f)
+	}
+}
+
+// TestDescriptorLimit runs a relay in a process that may have 256 descriptors, under
+// attack on one Service: nothing happens to the other.
+func TestDescriptorLimit(t *testing.T) {
+	const variable = "RELAY_TEST_LIMITED"
+	if at := os.Getenv(variable); at != "" {
+		limitedRelay(at)
+		return
+	}
+	endpoint := mustServe(t, echo)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestDescriptorLimit$")
+	cmd.Env = append(os.Environ(), variable+"="+endpoint.String())
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		in.Close() // it ends then
+		rest, _ := io.ReadAll(out)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the relay: %v\n%s", err, rest)
+		}
+	}()
+	line := make([]byte, 64)
+	n, err := out.Read(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := strings.Fields(string(line[:n]))
+
+	var storm sync.WaitGroup
+	for range 4 {
+		storm.Go(func() {
+			var held []net.Conn
+			for i := range 200 {
+				c, err := net.Dial("tcp4", at[0])
+				if err != nil {
+					continue // refused
+				}
+				switch i % 3 {
+				case 0: // a reset at once
+					c.(*net.TCPConn).SetLinger(0)
+					c.Close()
+				case 1: // a byte, and nothing more
+					c.Write([]byte("x"))
+					held = append(held, c)
+				case 2: // half open
+					c.(*net.TCPConn).CloseWrite()
+					held = append(held, c)
+				}
+			}
+			for _, c := range held {
+				c.Close()
+			}
+		})
+	}
+	for range 100 {
+		eventually(t, "the other Service answers", func() bool { return exchange(at[1]) == nil })
+	}
+	storm.Wait()
+	eventually(t, "the attacked Service answers again", func() bool { return exchange(at[0]) == nil })
+}
+
+// limitedRelay serves two Services until its input ends.
+func limitedRelay(endpoint string) {
+	limit := unix.Rlimit{Cur: 256, Max: 256}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		panic(err)
+	}
+	r := New(Options{IdleAfter: 20 * time.Millisecond})
+	if err := r.Start(); err != nil {
+		panic(err)
+	}
+	var addrs []string
+	for range 2 {
+		s := r.NewService("limited")
+		s.Update(servicePort(mustAddrPort(endpoint)))
+		ln, err := r.Listen(ListenConfig{Protocol: plan.TCP, Addr: mustAddrPort("127.0.0.1:0"), Router: forward(s)})
+		if err != nil {
+			panic(err)
+		}
+		addrs = append(addrs, ln.Addr().String())
+	}
+	os.Stdout.WriteString(strings.Join(addrs, " ") + "\n")
+	io.Copy(io.Discard, os.Stdin)
+}
+
+// TestNothingIsLeftBehind counts descriptors and goroutines around everything that a
+// connection can go through.
+func TestNothingIsLeftBehind(t *testing.T) {
+	endpoint := mustServe(t, func(c *net.TCPConn) {
+		defer c.Close()
+		io.Copy(c, io.LimitReader(c, 1<<20))
+	})
+	descriptors := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	beforeFDs, beforeRoutines := descriptors(), runtime.NumGoroutine()
+	r := New(Options{UDPTimeout: time.Minute})
+	if err := r.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s := r.NewService("default/web")
+	s.Update(servicePort(endpoint, closedPort(t)))
+	ln := mustListen(t, r, plan.TCP, s)
+	var clients sync.WaitGroup
+	for i := range 60 {
+		clients.Go(func() {
+			c, err := net.Dial("tcp4", ln.Addr().String())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			switch i % 3 {
+			case 0:
+				c.(*net.TCPConn).SetLinger(0)
+			case 1:
+				c.Write(make([]byte, 4<<20)) // more than is taken
+			case 2:
+				c.Write([]byte("x"))
+				c.(*net.TCPConn).CloseWrite()
+				io.ReadAll(c)
+			}
+		})
+	}
+	clients.Wait()
+	eventually(t, "all connections have ended", func() bool { return r.open.Load() == 0 })
+	if err := r.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n := r.limit.used.Load(); n != 0 {
+		t.Errorf("%d descriptors are still counted", n)
+	}
+	eventually(t, "all descriptors and goroutines are given back", func() bool {
+		return descriptors() <= beforeFDs && runtime.NumGoroutine() <= beforeRoutines
+	})
+}
