@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -151,5 +152,22 @@ func TestNetwork(t *testing.T) {
 	r := request{id: plan.ID{Protocol: plan.TCP}, to: netip.MustParseAddrPort("10.99.129.90:8080")}
 	if a, err := r.sendOne(t.Context(), l.Host(clientHost)); err == nil {
 		t.Errorf("without a proxy a ClusterIP is answered by %v", a)
+	}
+}
+
+func TestElementLines(t *testing.T) {
+	listing := `table ip svcproxy-userspace {
+	map listeners {
+		elements = { 10.62.0.20 . tcp . 80 . 0x00000001 comment "default/web" : 169.254.247.0 . 40000,
+			     10.62.0.21 . tcp . 80 . 0x00000001 comment "default/web-2" : 169.254.247.0 . 40001,
+			     10.62.0.20 . tcp . 80 . 0x00000002 comment "default/web" : 169.254.247.1 . 40000 }
+	}
+}`
+	want := []string{
+		`10.62.0.20 . tcp . 80 . 0x00000001 comment "default/web" : 169.254.247.0 . 40000`,
+		`10.62.0.20 . tcp . 80 . 0x00000002 comment "default/web" : 169.254.247.1 . 40000`,
+	}
+	if have := elementLines(listing, "default/web"); !slices.Equal(have, want) {
+		t.Errorf("have %q, want %q", have, want)
 	}
 }

@@ -165,13 +165,16 @@ func (d Demo) showKernel(node *lab.Host) error {
 // kernelLines returns the lines of a listing that belong to a Service port, as
 // people look at them with the kernel's own tools.
 func kernelLines(node *lab.Host, mode string, id plan.ID) (command string, lines []string, err error) {
-	candidates := map[string][][]string{
-		"iptables": {{"iptables-nft-save"}, {"iptables-legacy-save"}, {"iptables-save"}},
-	}[mode]
+	family, lead := "ip", chainLines
 	if id.Family == plan.IPv6 {
-		for i := range candidates {
-			candidates[i][0] = strings.Replace(candidates[i][0], "ip", "ip6", 1)
-		}
+		family = "ip6"
+	}
+	candidates := [][]string{{family + "tables-nft-save"}, {family + "tables-legacy-save"}, {family + "tables-save"}}
+	switch mode {
+	case "nftables":
+		candidates, lead = [][]string{{"nft", "list", "table", family, "svcproxy"}}, elementLines
+	case "userspace":
+		candidates, lead = [][]string{{"nft", "list", "table", family, "svcproxy-userspace"}}, elementLines
 	}
 	for _, c := range candidates {
 		var out bytes.Buffer
@@ -183,7 +186,7 @@ func kernelLines(node *lab.Host, mode string, id plan.ID) (command string, lines
 		if err := cmd.Wait(); err != nil {
 			return "", nil, fmt.Errorf("list the kernel's rules with %s: %w", c[0], err)
 		}
-		if lines = chainLines(out.String(), id.String()); len(lines) > 0 {
+		if lines = lead(out.String(), id.String()); len(lines) > 0 {
 			return strings.Join(c, " "), lines, nil
 		}
 	}
@@ -215,6 +218,18 @@ func chainLines(listing, service string) []string {
 					wanted[target], again = true, true
 				}
 			}
+		}
+	}
+	return out
+}
+
+// elementLines returns the elements in a listing by nft that name a Service.
+func elementLines(listing, service string) []string {
+	var out []string
+	for line := range strings.Lines(listing) {
+		line = strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(line), "elements = { "), " }")
+		if strings.Contains(line, `comment "`+service+`"`) {
+			out = append(out, strings.TrimSuffix(line, ","))
 		}
 	}
 	return out
