@@ -64,7 +64,7 @@ func (k *kernel) get(from *world.Host, url string) (int, []byte, error) {
 		return 0, nil, err
 	}
 	transport := &http.Transport{DialContext: h.DialContext, DisableKeepAlives: true}
-	c := &http.Client{Transport: transport, Timeout: flow.Silence}
+	c := &http.Client{Transport: transport, Timeout: flow.Patient(flow.Silence)}
 	resp, err := c.Get(url)
 	if err != nil {
 		return 0, nil, err

@@ -101,7 +101,7 @@ func (k *kernel) mark(within time.Duration) error {
 			if err := k.alive(); err != nil {
 				return flow.Final(err)
 			}
-			if s := flow.Attempt(k.net.Host("node"), d); s.End != lab.Answered || s.Answer.Server != name {
+			if s := flow.Attempt(k.net.Host("node"), d, flow.Patient(flow.Silence)); s.End != lab.Answered || s.Answer.Server != name {
 				return fmt.Errorf("the runner's own Service at %s is %s", d.To, s)
 			}
 			return nil

@@ -227,9 +227,9 @@ func (s Sighting) String() string {
 	return fmt.Sprintf("%s (%v)", s.End, s.err)
 }
 
-// Attempt opens one flow and asks once.
-func Attempt(h *lab.Host, d lab.Dialing) Sighting {
-	ctx, cancel := context.WithTimeout(context.Background(), Silence)
+// Attempt opens one flow and asks once; nothing within wait counts as dropped.
+func Attempt(h *lab.Host, d lab.Dialing, wait time.Duration) Sighting {
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	fl, err := h.Dial(ctx, d)
 	if err != nil {
@@ -239,6 +239,15 @@ func Attempt(h *lab.Host, d lab.Dialing) Sighting {
 	deadline, _ := ctx.Deadline()
 	a, err := fl.Ask(time.Until(deadline))
 	return Sighting{End: lab.OutcomeOf(err), err: err, Answer: a, local: fl.Local().Addr()}
+}
+
+// wait is how long one attempt waits: where silence is expected, a slow machine is not
+// given more of it.
+func (f *Spec) wait() time.Duration {
+	if f.Want.End == lab.Dropped {
+		return Silence
+	}
+	return Patient(Silence)
 }
 
 // concurrent is how many flows of one check are open at a time.
@@ -265,7 +274,7 @@ func (f *Spec) Check(h *lab.Host, t world.Target, nodeAddrs []netip.Addr) error 
 				}
 				tally.started++
 				mu.Unlock()
-				s := Attempt(h, d)
+				s := Attempt(h, d, f.wait())
 				mu.Lock()
 				tally.add(s)
 				mu.Unlock()

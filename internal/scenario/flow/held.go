@@ -34,14 +34,14 @@ const DefaultPace = 100 * time.Millisecond
 
 // Hold opens a flow and keeps it.
 func Hold(name string, h *lab.Host, d lab.Dialing, t world.Target, every time.Duration) (*Held, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), Silence)
+	ctx, cancel := context.WithTimeout(context.Background(), Patient(Silence))
 	defer cancel()
 	fl, err := h.Dial(ctx, d)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", t.Addr, err)
 	}
 	if d.Proto != lab.UDP {
-		if _, err := fl.Ask(Silence); err != nil {
+		if _, err := fl.Ask(Patient(Silence)); err != nil {
 			fl.Close()
 			return nil, fmt.Errorf("open %s: no answer: %w", t.Addr, err)
 		}
@@ -221,7 +221,7 @@ func StartLoad(name string, h *lab.Host, d lab.Dialing, rate float64) *Load {
 
 func (l *Load) request(h *lab.Host, d lab.Dialing) {
 	start := time.Now()
-	s := Attempt(h, d)
+	s := Attempt(h, d, Patient(Silence))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s.End == lab.Answered {
