@@ -88,6 +88,22 @@ func (b *backend) choose(ctx context.Context) {
 	}
 }
 
+// Report implements dataplane.Reporter.
+func (b *backend) Report() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.routes != nil:
+		return []string{fmt.Sprintf("connections come in by routes of %d Service addresses to this host", len(b.routes.vips))}
+	case b.ports == nil:
+		return nil
+	}
+	return []string{
+		fmt.Sprintf("connections come in by nftables maps to %s and %s", b.opts.Blocks.V4, b.opts.Blocks.V6),
+		fmt.Sprintf("listening sockets: %d of at most %d", b.ports.open, b.ports.most),
+	}
+}
+
 // takeOver tells the predecessor, if there is one, that everything is served here.
 func (b *backend) takeOver() {
 	if b.inherited != nil {
