@@ -17,6 +17,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
+	"github.com/svcproxy/svcproxy/internal/sys/ipset"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -615,6 +616,7 @@ func TestSysctls(t *testing.T) {
 
 func TestCleanup(t *testing.T) {
 	r := newRig()
+	sets := &ipset.Fake{Set: map[string]bool{"KUBE-CLUSTER-IP": false, "KUBE-6-LOAD-BALANCER-SOURCE-CID": false, "KUBE-LOOP-BACK": true, "mine": false}}
 	rng := rand.New(rand.NewPCG(5, 5))
 	p := randomPlan(rng, nil, plan.Families[:]...)
 	for range 20 {
@@ -625,8 +627,13 @@ func TestCleanup(t *testing.T) {
 		t.Errorf("in force: %t, %v", yes, err)
 	}
 	for range 2 {
-		if err := cleanup(context.Background(), testEnv(plan.Families[:]...), Options{}, r.kernel()); err != nil {
+		k := r.kernel()
+		k.sets = sets
+		if err := cleanup(context.Background(), testEnv(plan.Families[:]...), Options{}, k); err != nil {
 			t.Fatal(err)
+		}
+		if len(sets.Set) != 2 {
+			t.Errorf("IP sets: %v, want that in use and the admin's", sets.Set)
 		}
 		if have, want := r.state(t), newRig().state(t); have != want {
 			t.Errorf("left: %s", firstDifference(have, want))

@@ -9,6 +9,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/ipvs/leftover"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
@@ -33,6 +34,7 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 			errs = append(errs, hostfilter.Close(ctx, k.host(f)))
 		}
 	}
+	errs = append(errs, leftover.RemoveSets(env.Log, k.sets))
 	entries, err := k.routing.List(ctx)
 	errs = append(errs, err)
 	for _, e := range entries {

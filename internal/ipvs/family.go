@@ -15,6 +15,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
+	"github.com/svcproxy/svcproxy/internal/sys/ipset"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
@@ -26,6 +27,7 @@ type kernel struct {
 	servers ipvs.IPVS
 	device  host.Device
 	routing route.Routing
+	sets    ipset.Sets // nil: none
 	sysctls host.Sysctls
 	modules host.Modules                        // nil: whether ip_vs is there is found out by trying
 	host    func(plan.Family) hostfilter.Filter // nil: there is none

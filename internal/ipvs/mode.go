@@ -22,8 +22,10 @@ import (
 	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/ipvs/leftover"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
+	"github.com/svcproxy/svcproxy/internal/sys/ipset"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	nft "github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
@@ -56,6 +58,9 @@ func Mode(o Options) dataplane.Mode {
 			return newBackend(env, o, newKernel()), nil
 		},
 		Cleanup: func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, o, newKernel()) },
+		CleanupKubeProxy: func(_ context.Context, env dataplane.Env) error {
+			return leftover.RemoveSets(env.Log, newKernel().sets)
+		},
 		InForce: func(ctx context.Context, _ dataplane.Env) (bool, error) { return inForce(ctx, newKernel()) },
 	}
 }
@@ -66,7 +71,7 @@ func newKernel() kernel {
 	tables := &nft.Tables{}
 	return kernel{
 		tables: tables, servers: &ipvs.Kernel{Load: h.Load},
-		device: &host.KernelDevice{Name: host.VIPDevice, Load: h.Load}, routing: route.Kernel{}, sysctls: h, modules: h, now: time.Now,
+		device: &host.KernelDevice{Name: host.VIPDevice, Load: h.Load}, routing: route.Kernel{}, sets: ipset.Kernel{}, sysctls: h, modules: h, now: time.Now,
 		host: func(f plan.Family) hostfilter.Filter { return hostfilter.Host{Family: f, Tables: tables} },
 	}
 }
