@@ -14,9 +14,18 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 
 // watch closes ready once nothing goes unnoticed.
 func (b *backend) watch(ctx context.Context, ready chan<- struct{}, disturbed func(what string)) error {
+	first := ""
 	return b.tables.Watch(ctx, ours, ready, func(e nft.Event) {
 		b.tell(e)
-		disturbed(e.What)
+		if first == "" {
+			first = e.What
+		} else if !e.More {
+			first += "; and more"
+		}
+		if !e.More { // one repair for one commit
+			disturbed(first)
+			first = ""
+		}
 	})
 }
 

@@ -222,6 +222,8 @@ type Event struct {
 	Keys []Tuple
 	// Rules: only chains and rules changed.
 	Rules bool
+	// More events of the same commit follow.
+	More bool
 }
 
 // Tables is a network namespace's nf_tables. Commit and the readers may be used by

@@ -76,6 +76,9 @@ func (k *Tables) Commit(ctx context.Context, ops []nft.Op) error {
 	if len(ops) == 0 {
 		return nil
 	}
+	if err := fault(); err != nil {
+		return err
+	}
 	c, err := k.dial()
 	if err != nil {
 		return err

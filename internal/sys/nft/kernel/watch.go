@@ -67,8 +67,9 @@ func (k *Tables) Watch(ctx context.Context, ours func(nft.Table) bool, ready cha
 			kind := int(m.Header.Type) & 0xff
 			if kind == unix.NFT_MSG_NEWGEN {
 				by := committer(body(m.Data))
-				for _, e := range seen {
+				for i, e := range seen {
 					e.What += by
+					e.More = i < len(seen)-1
 					f(e)
 				}
 				seen = nil
