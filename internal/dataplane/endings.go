@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -28,7 +29,7 @@ type ending struct {
 
 type endingOf struct {
 	at time.Time
-	to map[netip.AddrPort]struct{} // original destinations
+	to map[netip.AddrPort]struct{} // original destinations, shared
 	// instead is an endpoint that takes new flows, invalid: there is none.
 	instead netip.AddrPort
 }
@@ -52,21 +53,21 @@ func (e endings) add(u *plan.Update, now time.Time) {
 		}
 	}
 	for _, c := range u.Changed {
-		for _, d := range c.Departures() {
-			e.put(ending{id: c.ID, endpoint: d.Endpoint}, c, u.Plan.Node, now.Add(d.Within))
+		departures, failed := c.Departures(), failed(c)
+		if len(departures)+len(failed) == 0 {
+			continue
 		}
-		for _, a := range failed(c) {
-			e.put(ending{id: c.ID, endpoint: a, unanswered: true}, c, u.Plan.Node, now)
+		of := endingOf{to: destinations(c.New, u.Plan.Node), instead: anyTaker(c.New)}
+		maps.Copy(of.to, destinations(c.Old, u.Plan.Node))
+		for _, d := range departures {
+			of.at = now.Add(d.Within)
+			e[ending{id: c.ID, endpoint: d.Endpoint}] = of
+		}
+		of.at = now
+		for _, a := range failed {
+			e[ending{id: c.ID, endpoint: a, unanswered: true}] = of
 		}
 	}
-}
-
-func (e endings) put(k ending, c plan.Change, node *plan.Node, at time.Time) {
-	to := destinations(c.New, node)
-	for dst := range destinations(c.Old, node) {
-		to[dst] = struct{}{}
-	}
-	e[k] = endingOf{at: at, to: to, instead: anyTaker(c.New)}
 }
 
 func unlimited(p plan.Policy) bool { return p.VanishedTimeout == 0 && p.DrainTimeout == 0 }
