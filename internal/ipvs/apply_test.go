@@ -646,3 +646,109 @@ func TestCleanup(t *testing.T) {
 		t.Errorf("the device is there: %v", err)
 	}
 }
+
+// a table of ours in another form is replaced in one transaction, in which all
+// frontends are there again.
+func TestTableOfAnotherLayout(t *testing.T) {
+	p := webPlan(nil, 1, 2)
+	for name, ops := range map[string][]nft.Op{
+		"another comment": {{Kind: nft.AddTable, Comment: "svcproxy-ipvs, layout 0"}},
+		"a set of another type": {
+			{Kind: nft.AddTable, Comment: table.Layout},
+			{Kind: nft.AddSet, Set: &nft.Set{Name: table.Hairpin.Name(), Key: []nft.Type{nft.TypePort}}},
+			{Kind: nft.AddChain, Chain: &nft.Chain{Name: "old"}},
+			{Kind: nft.AddRule, Name: "old", Rule: nft.NewRule(nft.IPv4, nft.In{Fields: []nft.Field{nft.DstPort}, Set: table.Hairpin.Name()}, nft.Do{Code: nft.Drop})},
+		},
+		"a chain in another hook": {
+			{Kind: nft.AddTable, Comment: table.Layout},
+			{Kind: nft.AddChain, Chain: &nft.Chain{Name: "mark-input", Hook: &nft.Hook{Type: "filter", Num: nft.Output, Priority: 3}}},
+		},
+	} {
+		r := newRig()
+		for i := range ops {
+			ops[i].Table = table.Of(plan.IPv4)
+		}
+		if err := r.tables.Commit(context.Background(), ops); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var replacing []nft.Op
+		r.tables.Refuse = func(ops []nft.Op) error {
+			if ops[0].Kind == nft.DeleteTable {
+				replacing = slices.Clone(ops)
+			}
+			return nil
+		}
+		mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
+		if !slices.ContainsFunc(replacing, func(o nft.Op) bool {
+			return o.Kind == nft.AddElements && o.Set.Name == table.Services.Name() && len(o.Elements) == 1
+		}) {
+			t.Errorf("%s: the frontends are not in the transaction that replaces the table", name)
+		}
+		fresh := newRig()
+		mustApply(t, fresh.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
+		if have, want := r.state(t), fresh.state(t); have != want {
+			t.Errorf("%s: %s", name, firstDifference(have, want))
+		}
+	}
+}
+
+// Others' changes are reported, each kind by who notices it.
+func TestInterferenceIsNoticed(t *testing.T) {
+	r := newRig()
+	b := r.backend(Options{}, plan.IPv4)
+	p := webPlan(func(sp *plan.ServicePort) {
+		sp.Frontends = append(sp.Frontends, plan.Frontend{Kind: plan.ExternalIP, Addr: netip.MustParseAddr("203.0.113.5"), Port: 80})
+	}, 1)
+	mustApply(t, b, plan.Update{Plan: p})
+	ctx, cancel := context.WithCancel(context.Background())
+	heard := make(chan string, 16)
+	ready := make([]chan struct{}, 4)
+	for i := range ready {
+		ready[i] = make(chan struct{})
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- b.watch(ctx, ready, func(what string) { heard <- what }) }()
+	for i := range 3 {
+		<-ready[i]
+	}
+	for what, disturb := range map[string]func() error{
+		"services": func() error {
+			return r.tables.Disturb(nft.Op{Kind: nft.FlushSet, Table: table.Of(plan.IPv4), Name: table.Services.Name()})
+		},
+		"route": func() error { return r.routing.Delete(ctx, b.families[0].routes()[0]) },
+	} {
+		if err := disturb(); err != nil {
+			t.Fatal(err)
+		}
+		if have := <-heard; have == "" {
+			t.Errorf("%s: nothing is said", what)
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the watch ends with %v", err)
+	}
+	for _, c := range []struct {
+		want    string
+		disturb func() error
+	}{
+		{"", func() error { return nil }},
+		{"real server 10.61.1.1:8080 of virtual server TCP 10.62.0.20:80 was changed", func() error {
+			return r.servers.UpdateReal(webKey, ipvs.RealServer{Addr: podA, Weight: 7})
+		}},
+		{"real server 10.61.1.2:8080 of virtual server TCP 10.62.0.20:80 was changed", func() error {
+			return errors.Join(r.servers.UpdateReal(webKey, ipvs.RealServer{Addr: podA, Weight: 1}), r.servers.CreateReal(webKey, ipvs.RealServer{Addr: podB, Weight: 1}))
+		}},
+		{"real servers of IPv4 virtual servers were deleted", func() error {
+			return errors.Join(r.servers.DeleteReal(webKey, podA), r.servers.DeleteReal(webKey, podB))
+		}},
+		{"virtual server TCP 10.62.0.20:80 was deleted", func() error { return r.servers.DeleteServer(webKey) }},
+	} {
+		if err := c.disturb(); err != nil {
+			t.Fatal(err)
+		}
+		if have, err := b.findChange(context.Background()); err != nil || have != c.want {
+			t.Errorf("have %q, %v, want %q", have, err, c.want)
+		}
+	}
+}
