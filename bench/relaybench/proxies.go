@@ -9,7 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
-	"runtime"
+	"path/filepath"
+	"runtime/pprof"
 	"strings"
 	"syscall"
 	"time"
@@ -22,14 +23,7 @@ import (
 
 // ours relays by internal/relay.
 func ours(ctx context.Context, from, to netip.Addr, ready io.Writer) error {
-	var loops int
-	fmt.Sscan(os.Getenv("X_LOOPS"), &loops)
-	var procs int
-	fmt.Sscan(os.Getenv("X_PROCS"), &procs)
-	if procs > 0 {
-		runtime.GOMAXPROCS(procs)
-	}
-	r := relay.New(relay.Options{Loops: loops, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), UDPTimeout: 10 * time.Second})
+	r := relay.New(relay.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), UDPTimeout: 10 * time.Second})
 	if err := r.Start(); err != nil {
 		return err
 	}
@@ -46,12 +40,39 @@ func ours(ctx context.Context, from, to netip.Addr, ready io.Writer) error {
 			return err
 		}
 	}
+	stopProfile, err := startProfile()
+	if err != nil {
+		return err
+	}
+	defer stopProfile()
 	fmt.Fprintln(ready, "ready")
 	<-ctx.Done()
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
 	r.Shutdown(now)
 	return nil
+}
+
+// profileVariable names the directory for CPU profiles in the environment of our relay.
+const profileVariable = "RELAY_PROFILE"
+
+// startProfile writes a CPU profile if that is asked for, a file for each process.
+func startProfile() (func(), error) {
+	dir := os.Getenv(profileVariable)
+	if dir == "" {
+		return func() {}, nil
+	}
+	f, err := os.Create(filepath.Join(dir, fmt.Sprintf("relay-%d.pprof", os.Getpid())))
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, err
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = f.Close()
+	}, nil
 }
 
 // naive is what one writes first in Go: a goroutine for each direction with io.Copy,
