@@ -53,7 +53,10 @@ demo: packages root build ## serve a small cluster in one mode (MODE=iptables) a
 	@bin/svcproxy demo --mode $(MODE)
 
 .PHONY: test
-test: packages root ## vet, unit and kernel tests, all scenarios in every mode (rings 1 to 6)
+test: test-host $(if $(ARGS),,test-vm) ## vet, unit and kernel tests, all scenarios in every mode (rings 1 to 6)
+
+.PHONY: test-host
+test-host: packages root ## the part of it that this system's kernel can do
 	go vet ./...
 	$(GO_TEST) $(ARGS) ./... | go run ./test/verdict -title 'rings 1 to 6' \
 		-expected-skips test/expected-skips -expected-skips test/expected-skips-kernel
@@ -87,13 +90,13 @@ test-migration: packages root ## take over from kube-proxy 1.29, 1.33 and 1.37 u
 	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3 1.29=$$4 1.33=$$5" \
 		$(GO_TEST) -tags cluster -run TestMigration ./test/cluster | go run ./test/verdict -title 'migration' -expected-skips test/expected-skips
 
-# What test-vm runs: by default what scripts/test-vm says.
+# What test-vm runs: without, what scripts/test-vm says.
 VM_MODES ?=
 VM_SCENARIOS ?=
 
 .PHONY: test-vm
-test-vm: packages root ## ipvs mode and SCTP on Debian's own kernel in a virtual machine (VM_MODES=, VM_SCENARIOS=)
-	scripts/test-vm $(VM_MODES) $(VM_SCENARIOS) | go run ./test/verdict -title 'virtual machine' -expected-skips test/expected-skips
+test-vm: packages root ## the rest, on Debian's own kernel in a virtual machine (VM_MODES=ipvs VM_SCENARIOS=sctp)
+	scripts/test-vm $(if $(VM_SCENARIOS),$(or $(VM_MODES),ipvs),$(VM_MODES)) $(VM_SCENARIOS) | go run ./test/verdict -title 'virtual machine' -expected-skips test/expected-skips
 
 .PHONY: race
 race: packages ## the tests of the concurrent packages under the race detector

@@ -19,6 +19,7 @@ var (
 	feedFlag = flag.String("feed", "files", "how objects reach the program: files or api")
 
 	programFlag = flag.String("program", "", "the program, built (default: build it)")
+	widestFlag  = flag.Bool("widest", false, "of a scenario's families run the last only, which is dual if that is among them")
 )
 
 // TestMain runs several scenarios on each processor: they wait most of the time.
@@ -75,6 +76,9 @@ func TestKernel(t *testing.T) {
 				t.Skipf("mode %s: %s", m.Name, m.Missing)
 			}
 			for _, c := range Cases(mustFind(t), []string{m.Name}) {
+				if *widestFlag && c.Families != c.Scenario.Families[len(c.Scenario.Families)-1] {
+					continue
+				}
 				name := c.Name
 				if f := c.Families.String(); f != "" {
 					name += "-" + f
