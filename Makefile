@@ -68,7 +68,7 @@ test-cluster: tools test ring7 ## the same, then the binary behind a real API se
 ring7: packages root
 	go vet -tags cluster ./test/cluster
 	set -- $$(scripts/tools etcd kube-apiserver kube-proxy kube-controller-manager helm); \
-	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3" SVCPROXY_CONTROLLER_MANAGER=$$4 SVCPROXY_HELM=$$5 $(GO_TEST) -tags cluster $(ARGS) ./test/cluster \
+	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3" SVCPROXY_CONTROLLER_MANAGER=$$4 SVCPROXY_HELM=$$5 $(GO_TEST) -tags cluster $(if $(CI),-short) $(ARGS) ./test/cluster \
 		| go run ./test/verdict -title 'ring 7' -expected-skips test/expected-skips
 
 .PHONY: vulnerabilities
@@ -84,6 +84,10 @@ manifests: ## write deploy/svcproxy.yaml anew from the chart
 image: packages ## build dist/svcproxy.tar, an OCI image layout; needs no container engine
 	VERSION=$(VERSION) deploy/image oci dist/svcproxy.tar
 
+.PHONY: chaos
+chaos: packages root ## break each mode at random for a time (CHAOS='-duration 5m -seed 7 -modes nftables')
+	$(GO_TEST) -tags chaos -timeout 60m ./test/chaos -args $(CHAOS) | go run ./test/verdict -title 'chaos' -expected-skips test/expected-skips
+
 .PHONY: test-migration
 test-migration: packages root ## take over from kube-proxy 1.29, 1.33 and 1.37 under load; builds them first
 	set -- $$(scripts/tools etcd kube-apiserver kube-proxy kube-proxy-1.29 kube-proxy-1.33); \
@@ -92,6 +96,7 @@ test-migration: packages root ## take over from kube-proxy 1.29, 1.33 and 1.37 u
 
 # What test-vm runs: without, what scripts/test-vm says.
 VM_MODES ?=
+CHAOS ?= -duration $(if $(CI),10s,20s)
 VM_SCENARIOS ?=
 
 .PHONY: test-vm

@@ -64,7 +64,8 @@ type workload struct {
 }
 
 // TestControllers has the real controllers make EndpointSlices of Pods, with a proxy on
-// each of two nodes. SVCPROXY_KUBE_PROXIES lets upstream's go the same way.
+// each of two nodes. SVCPROXY_KUBE_PROXIES lets upstream's go the same way, but not with
+// -short.
 func TestControllers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
@@ -75,7 +76,7 @@ func TestControllers(t *testing.T) {
 		subjects["svcproxy "+mode] = []string{binary, mode}
 	}
 	for _, entry := range strings.Fields(os.Getenv("SVCPROXY_KUBE_PROXIES")) {
-		if version, path, ok := strings.Cut(entry, "="); ok && version == "1.37" {
+		if version, path, ok := strings.Cut(entry, "="); ok && version == "1.37" && !testing.Short() {
 			subjects["kube-proxy nftables"] = []string{path, "nftables"}
 		}
 	}
