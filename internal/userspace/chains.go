@@ -63,13 +63,15 @@ func (s settings) chains() []chain {
 		incoming = append(incoming, to(plan.FromPod, pod))
 	}
 	incoming = append(incoming, to(plan.FromOutside))
-	returning := s.rule(nft.Has{Field: nft.FlowMark, Bits: s.route}, nft.Is{Field: nft.Direction, Value: nft.ToClient}, nft.SetMark(s.route))
+	returning := func(mark uint32) *nft.Rule {
+		return s.rule(nft.Has{Field: nft.FlowMark, Bits: s.route}, nft.Is{Field: nft.Direction, Value: nft.ToClient}, nft.SetMark(mark))
+	}
 	isOwn := nft.Has{Field: nft.Mark, Bits: s.own}
 	return append(out,
-		s.hooked(chainMarkIn, "filter", nft.Prerouting, priorityMark, returning),
+		s.hooked(chainMarkIn, "filter", nft.Prerouting, priorityMark, returning(s.route)),
 		// The answers of the node's own processes are routed before they get here: the
 		// type has them routed again.
-		s.hooked(chainMarkOut, "route", nft.Output, priorityMark, s.rule(isOwn, nft.SetFlowMark(s.route)), returning),
+		s.hooked(chainMarkOut, "route", nft.Output, priorityMark, s.rule(isOwn, nft.SetFlowMark(s.route)), returning(s.route|s.own)),
 		s.hooked(chainUnmarkOut, "filter", nft.Output, priorityUnmark, s.rule(isOwn, nft.ClearMark(s.own))),
 		s.hooked(chainUnmarkIn, "filter", nft.Input, priorityMark,
 			s.rule(nft.Has{Field: nft.Mark, Bits: s.route}, nft.ClearMark(s.route)),

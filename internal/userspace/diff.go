@@ -15,7 +15,7 @@ import (
 // that only go onto a list, and without listening. Port 0 stands for one that would be
 // chosen then.
 func (b *backend) Diff(ctx context.Context, p *plan.Plan) ([]string, error) {
-	want := routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit)
+	want := routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit, b.env.Mark())
 	if b.opts.Interception == ByRoutes {
 		want = vipRoutes(p)
 	}
@@ -55,7 +55,7 @@ func (b *backend) diffRouting(ctx context.Context, want []route.Entry) ([]string
 	}
 	var out []string
 	for _, e := range have {
-		if !slices.Contains(want, e) {
+		if !slices.Contains(want, e) && e.Table != route.SteerTable {
 			out = append(out, "- "+e.String())
 		}
 	}

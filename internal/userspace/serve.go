@@ -54,7 +54,7 @@ func (b *backend) begin(ctx context.Context) error {
 	if b.settled || b.routes != nil {
 		return nil
 	}
-	if _, err := route.Settle(ctx, b.host.routing, routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit)); err != nil {
+	if _, err := route.Settle(ctx, b.host.routing, routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit, b.env.Mark())); err != nil {
 		return fmt.Errorf("route the relay's packets to this host: %w", err)
 	}
 	b.settled = true

@@ -60,11 +60,18 @@ func list() ([]Entry, error) {
 		}
 		for i := range rules {
 			if r := &rules[i]; r.Protocol == Protocol {
-				out = append(out, Entry{V6: family == unix.AF_INET6, Mark: r.Mark, Priority: uint32(max(r.Priority, 0)), Table: uint32(r.Table)})
+				out = append(out, entryOf(family, r))
 			}
 		}
 	}
 	return out, nil
+}
+
+func entryOf(family int, r *netlink.Rule) Entry {
+	return Entry{
+		V6: family == unix.AF_INET6, Mark: r.Mark, Priority: uint32(max(r.Priority, 0)), In: r.IifName,
+		Table: uint32(r.Table), Goto: uint32(max(r.Goto, 0)), Nop: r.Table == 0 && r.Goto <= 0,
+	}
 }
 
 // prefixOf converts a route's destination; nil stands for all addresses.
@@ -139,8 +146,17 @@ func (e Entry) rule() *netlink.Rule {
 	if e.V6 {
 		r.Family = unix.AF_INET6
 	}
-	mask := e.Mark
-	r.Mark, r.Mask, r.Priority, r.Table, r.Protocol = e.Mark, &mask, int(e.Priority), int(e.Table), Protocol
+	if mask := e.Mark; mask != 0 {
+		r.Mark, r.Mask = e.Mark, &mask
+	}
+	r.Priority, r.Table, r.Protocol, r.IifName = int(e.Priority), int(e.Table), Protocol, e.In
+	if e.Goto != 0 {
+		r.Goto = int(e.Goto)
+	}
+	if e.Nop {
+		const actionNop = 3 // FR_ACT_NOP (linux/fib_rules.h)
+		r.Type = actionNop
+	}
 	return r
 }
 

@@ -35,8 +35,15 @@ type Entry struct {
 
 	// The rest is of a rule only.
 	V6       bool
-	Mark     uint32 // the bits of the mark that must be set
+	Mark     uint32 // the bits of the mark that must be set; 0: any packet
 	Priority uint32
+	// In is the interface on which packets must come in, "" for any. For "lo" that is
+	// every packet that the host itself sends, and every check of a source address.
+	In string
+	// Goto goes on at the rule of this priority, in place of a table.
+	Goto uint32
+	// Nop does nothing: a place to go on at.
+	Nop bool
 }
 
 // IsRoute tells routes from rules.
@@ -59,7 +66,20 @@ func (e Entry) String() string {
 	if e.IsRoute() {
 		return fmt.Sprintf("%s route local %s dev lo table %d proto %d", ip, e.Local, e.Table, Protocol)
 	}
-	return fmt.Sprintf("%s rule pref %d fwmark %#x/%#x lookup %d", ip, e.Priority, e.Mark, e.Mark, e.Table)
+	rule := fmt.Sprintf("%s rule pref %d", ip, e.Priority)
+	if e.Mark != 0 {
+		rule += fmt.Sprintf(" fwmark %#x/%#x", e.Mark, e.Mark)
+	}
+	if e.In != "" {
+		rule += " iif " + e.In
+	}
+	switch {
+	case e.Nop:
+		return rule + " nop"
+	case e.Goto != 0:
+		return rule + fmt.Sprintf(" goto %d", e.Goto)
+	}
+	return rule + fmt.Sprintf(" lookup %d", e.Table)
 }
 
 // Routing is the routing of a network namespace.

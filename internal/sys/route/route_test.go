@@ -43,6 +43,10 @@ func entries() []Entry {
 		{Local: netip.MustParsePrefix("::/0"), Table: 7372},
 		{Mark: 0x8000, Priority: 99, Table: 7372},
 		{V6: true, Mark: 0x8000, Priority: 99, Table: 7372},
+		{Mark: 0x8000, Priority: 98, In: "lo", Goto: 100},
+		{Priority: 100, Nop: true},
+		{V6: true, Mark: 0x8000, Priority: 98, In: "lo", Goto: 100},
+		{V6: true, Priority: 100, Nop: true},
 	}
 }
 
@@ -86,8 +90,8 @@ func TestFakeIsHonest(t *testing.T) {
 	compare(all[3:])
 	for _, r := range both {
 		changes, err := Settle(ctx, r, all[1:5])
-		if err != nil || len(changes) != 3 {
-			t.Fatalf("%T: Settle did %q, %v, want two additions and a deletion", r, changes, err)
+		if err != nil || len(changes) != 7 {
+			t.Fatalf("%T: Settle did %q, %v, want two additions and five deletions", r, changes, err)
 		}
 	}
 	compare(all[1:5])
@@ -163,7 +167,7 @@ func TestWatch(t *testing.T) {
 			ended <- inside(ns, func() error { return r.Watch(ctx, ready, func(what string) { heard <- what }) })
 		}()
 		<-ready
-		for _, i := range []int{0, 1, 4, 5} {
+		for _, i := range []int{0, 1, 4, 5, 6, 9} {
 			e := entries()[i]
 			if err := errors.Join(r.Add(ctx, e), r.Delete(ctx, e)); err != nil {
 				t.Fatal(err)
