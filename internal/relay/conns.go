@@ -74,8 +74,8 @@ func (cs *conns) remove(c *conn) {
 	c.loop.relay.oneLess()
 }
 
-// makeRoom ends the longest idle connection of the Service that has most, so that a
-// new one of the given Service gets its descriptors. Where that Service has less than
+// makeRoom ends the longest idle connection of the Service that has most, the given one
+// if it is among them, so that a new one of that gets its descriptors. Where that Service has less than
 // half as many, a connection counts as idle after a tenth of the time: nobody's
 // clients keep another Service's out by a trickle of bytes. It returns false if
 // nothing is idle.
@@ -105,7 +105,7 @@ func (l *loop) makeRoom(service *Service) bool {
 			}
 			continue
 		}
-		if victim == nil || g.n > victim.n {
+		if victim == nil || g.n > victim.n || g.n == victim.n && g.service == service {
 			victim = g
 		}
 	}

@@ -69,6 +69,7 @@ func (r *Relay) Listen(c ListenConfig) (*Listener, error) {
 		return nil, fmt.Errorf("listening on %s %s: %w", c.Protocol, c.Addr, err)
 	}
 	r.listeners[ln] = struct{}{}
+	r.limit.listens(1)
 	return ln, nil
 }
 
@@ -134,6 +135,7 @@ func (ln *Listener) stop(endFlows bool) {
 // release ends one use of the socket.
 func (ln *Listener) release() {
 	if ln.users.Add(-1) == 0 {
+		ln.relay.limit.listens(-1)
 		unix.Close(ln.fd)
 	}
 }

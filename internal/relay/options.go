@@ -49,6 +49,7 @@ func (o Options) withDefaults() Options {
 // budget counts the descriptors in use against their limit.
 type budget struct {
 	limit int64
+	whole bool // all of the process: listeners count too
 	used  atomic.Int64
 }
 
@@ -63,7 +64,7 @@ func newBudget(limit int) (*budget, error) {
 		return nil, err
 	}
 	most := int64(min(r.Cur, 1<<30))
-	return &budget{limit: most - min(reserve, most/4)}, nil
+	return &budget{limit: most - min(reserve, most/4), whole: true}, nil
 }
 
 // take reserves n descriptors, or none and returns false.
@@ -73,6 +74,13 @@ func (b *budget) take(n int) bool {
 		return false
 	}
 	return true
+}
+
+// listens counts n more listening sockets, which are never refused.
+func (b *budget) listens(n int) {
+	if b.whole {
+		b.used.Add(int64(n))
+	}
 }
 
 func (b *budget) give(n int) { b.used.Add(int64(-n)) }

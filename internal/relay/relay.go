@@ -37,7 +37,8 @@ type Options struct {
 	// still there, on both sides; 0: 15 s. Negative: never.
 	KeepAlive time.Duration
 	// Descriptors is the number of file descriptors that connections, flows and pipes
-	// may use together; 0: the process's limit, less a reserve for everything else.
+	// may use together; 0: the process's limit, less the listening sockets and a reserve
+	// for everything else.
 	Descriptors int
 	// MaxFlows bounds the UDP flows of all listeners; beyond it the flow that has been
 	// idle the longest gives way. 0: 65,536, or as many as Descriptors allows.
