@@ -25,7 +25,7 @@ type rule struct {
 var (
 	apiTypes = []string{"k8s.io/api/...", "k8s.io/apimachinery/..."}
 	kernel   = []string{
-		"github.com/google/nftables/...", "github.com/mdlayher/netlink/...", "github.com/ti-mo/conntrack/...",
+		"github.com/google/nftables/...", "github.com/mdlayher/genetlink/...", "github.com/mdlayher/netlink/...", "github.com/ti-mo/conntrack/...",
 		"github.com/ti-mo/netfilter/...", "github.com/vishvananda/netlink/...", "github.com/vishvananda/netns/...",
 		"golang.org/x/sys/...",
 	}

@@ -71,13 +71,10 @@ func TestModuleStates(t *testing.T) {
 
 // What cannot be a module is refused by the kernel, and named.
 func TestLoadOfGarbage(t *testing.T) {
-	var packed bytes.Buffer
-	z := gzip.NewWriter(&packed)
-	z.Write([]byte("no module"))
-	z.Close()
+	packed := gzipped(t, "no module")
 	dir := tree(t, map[string]string{
 		"modules.dep": "plain.ko:\npacked.ko.gz:\nother.ko.xz:\n",
-		"plain.ko":    "no module", "packed.ko.gz": packed.String(), "other.ko.xz": "no module",
+		"plain.ko":    "no module", "packed.ko.gz": packed, "other.ko.xz": "no module",
 	})
 	t.Setenv("PATH", t.TempDir())
 	k := Kernel{Sys: t.TempDir(), Modules: dir}
@@ -92,13 +89,20 @@ func TestLoadOfGarbage(t *testing.T) {
 	}
 }
 
+func gzipped(t *testing.T, text string) string {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, err := z.Write([]byte(text))
+	if err := errors.Join(err, z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
 func TestGunzip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.ko.gz")
-	var packed bytes.Buffer
-	z := gzip.NewWriter(&packed)
-	z.Write([]byte("the module"))
-	z.Close()
-	if err := os.WriteFile(path, packed.Bytes(), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte(gzipped(t, "the module")), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	f, err := os.Open(path)
