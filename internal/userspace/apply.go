@@ -235,7 +235,7 @@ func (f *family) adopt(sp *plan.ServicePort) uint16 {
 			set = setPorts
 		}
 		for _, o := range plan.Origins {
-			at := place{set, nft.Concat(frontKey(sp.ID.Protocol, fe)).Number(originNumber(o)).Tuple()}
+			at := place{set, frontKey(sp.ID.Protocol, fe).Number(originNumber(o)).Tuple()}
 			have, ok := f.found[at]
 			if !ok || have.comment != remark(sp.ID) {
 				continue

@@ -361,7 +361,9 @@ func TestInterference(t *testing.T) {
 	}
 	<-heard
 	cancel()
-	<-ended
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the watch ended with %v", err)
+	}
 	r.Invalidate()
 	r.mustApply(t, plan.Update{Plan: p})
 	if after := state(t, r.tables, plan.IPv4); after != before {

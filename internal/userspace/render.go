@@ -89,7 +89,7 @@ func (s settings) render(sp *plan.ServicePort, port uint16) *rendered {
 			if o == plan.FromPod && s.pods == plan.LocalUnknown {
 				continue
 			}
-			key := nft.Concat(frontKey(sp.ID.Protocol, fe)).Number(originNumber(o)).Tuple()
+			key := frontKey(sp.ID.Protocol, fe).Number(originNumber(o)).Tuple()
 			rt := effective(sp, fe.Route[o])
 			switch rt.Verdict {
 			case plan.Forward:
@@ -142,7 +142,7 @@ func (s settings) guard(sp *plan.ServicePort, fe *plan.Frontend, r *rendered) {
 		r.guards[name] = own
 		v = nft.Verdict{Code: nft.Jump, Chain: prefixAllow + name}
 	}
-	r.elements[place{set, nft.Concat(frontKey(sp.ID.Protocol, fe)).Tuple()}] = content{verdict: v, comment: remark(sp.ID)}
+	r.elements[place{set, frontKey(sp.ID.Protocol, fe).Tuple()}] = content{verdict: v, comment: remark(sp.ID)}
 }
 
 // frontKey is how the key of a frontend begins.

@@ -29,7 +29,7 @@ func (b *backend) watch(ctx context.Context, tables, routes chan<- struct{}, dis
 	}()
 	err := <-ended
 	cancel()
-	<-ended
+	_ = <-ended // the other was told to end
 	return err
 }
 
