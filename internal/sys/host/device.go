@@ -75,6 +75,17 @@ func (d *KernelDevice) open() error {
 	return nil
 }
 
+// Close closes the socket, if there is one. The next call opens another.
+func (d *KernelDevice) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.handle != nil {
+		d.handle.Close()
+		d.handle, d.index = nil, 0
+	}
+	return nil
+}
+
 // find looks the device up; d.mu is held.
 func (d *KernelDevice) find() (netlink.Link, error) {
 	if err := d.open(); err != nil {

@@ -45,25 +45,43 @@ func (k *Kernel) Close() error {
 	return err
 }
 
-// open returns the socket and the family's number.
+// open returns the socket and the family's number, as last seen.
 func (k *Kernel) open() (*genetlink.Conn, uint16, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.conn != nil {
 		return k.conn, k.family, nil
 	}
-	dial := k.Dial
-	if dial == nil {
-		dial = func() (*genetlink.Conn, error) { return genetlink.Dial(nil) }
+	return k.resolve()
+}
+
+// reopen asks for the family's number again: it is another one if the module was
+// unloaded and loaded since.
+func (k *Kernel) reopen() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, _, err := k.resolve()
+	return err
+}
+
+// resolve opens the socket if need be and asks for the family's number, which makes the
+// kernel load the module; k.mu is held.
+func (k *Kernel) resolve() (*genetlink.Conn, uint16, error) {
+	c := k.conn
+	if c == nil {
+		dial := k.Dial
+		if dial == nil {
+			dial = func() (*genetlink.Conn, error) { return genetlink.Dial(nil) }
+		}
+		var err error
+		if c, err = dial(); err != nil {
+			return nil, 0, fmt.Errorf("open a netlink socket: %w", err)
+		}
 	}
-	c, err := dial()
-	if err != nil {
-		return nil, 0, fmt.Errorf("open a netlink socket: %w", err)
-	}
-	// Asking for the family makes the kernel load the module.
 	f, err := c.GetFamily(genlName)
 	if err != nil {
 		_ = c.Close()
+		k.conn = nil
 		if errors.Is(err, os.ErrNotExist) {
 			err = ErrMissing
 		}
@@ -71,15 +89,6 @@ func (k *Kernel) open() (*genetlink.Conn, uint16, error) {
 	}
 	k.conn, k.family = c, f.ID
 	return c, f.ID, nil
-}
-
-// reopen forgets the socket: the family has another number if the module was unloaded
-// and loaded since.
-func (k *Kernel) reopen() (*genetlink.Conn, uint16, error) {
-	if err := k.Close(); err != nil {
-		return nil, 0, fmt.Errorf("close the netlink socket: %w", err)
-	}
-	return k.open()
 }
 
 // do sends one message and returns the answers.
@@ -117,12 +126,12 @@ func refusal(err, notExist error) error {
 }
 
 func (k *Kernel) Probe(ctx context.Context, f Family, scheduler string) error {
-	_, _, err := k.reopen()
+	err := k.reopen()
 	if errors.Is(err, ErrMissing) {
 		if err := k.load(ctx, "ip_vs"); err != nil {
 			return fmt.Errorf("probe ip_vs: %w: it is neither built in nor loaded, and %w", ErrMissing, err)
 		}
-		_, _, err = k.reopen()
+		err = k.reopen()
 	}
 	if err != nil {
 		return fmt.Errorf("probe ip_vs: %w", err)
@@ -164,7 +173,7 @@ func (k *Kernel) load(ctx context.Context, module string) error {
 }
 
 func (k *Kernel) Dump(ctx context.Context) ([]Entry, error) {
-	if _, _, err := k.reopen(); err != nil {
+	if err := k.reopen(); err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", err)
 	}
 	msgs, err := k.do(cmdGetService, netlink.Dump, nil)
