@@ -3,6 +3,7 @@ package metrics
 import (
 	"io"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -23,7 +24,7 @@ func TestCollect(t *testing.T) {
 	})
 	page := func() string {
 		w := httptest.NewRecorder()
-		m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		m.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 		b, err := io.ReadAll(w.Body)
 		if err != nil {
 			t.Fatal(err)

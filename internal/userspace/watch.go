@@ -29,7 +29,9 @@ func (b *backend) watch(ctx context.Context, tables, routes chan<- struct{}, dis
 	}()
 	err := <-ended
 	cancel()
-	_ = <-ended // the other was told to end
+	if other := <-ended; err == nil { // it was told to end
+		err = other
+	}
 	return err
 }
 
