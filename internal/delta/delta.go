@@ -6,13 +6,19 @@
 // as wanted takes one map entry.
 package delta
 
-import "iter"
+import (
+	"iter"
+	"maps"
+)
 
 // Tracker holds, for each key, the wanted value and the value that is there. The
 // zero Tracker is not usable, see [New]. It is not safe for concurrent use.
 type Tracker[K, V comparable] struct {
 	cells   map[K]cell[V]
 	pending map[K]struct{}
+	// grown is how many keys pending had at most since it was made: walking a map takes
+	// as long as for its greatest size.
+	grown int
 }
 
 type cell[V comparable] struct {
@@ -71,16 +77,30 @@ func (t *Tracker[K, V]) Done(k K) {
 func (t *Tracker[K, V]) put(k K, c cell[V]) bool {
 	if !c.wanted && !c.exists {
 		delete(t.cells, k)
-		delete(t.pending, k)
+		t.settle(k)
 		return false
 	}
 	t.cells[k] = c
 	if c.settled() {
-		delete(t.pending, k)
+		t.settle(k)
 		return false
 	}
 	t.pending[k] = struct{}{}
+	t.grown = max(t.grown, len(t.pending))
 	return true
+}
+
+// settle takes k off what is pending.
+func (t *Tracker[K, V]) settle(k K) {
+	delete(t.pending, k)
+	const least, share = 256, 16
+	if t.grown < least || len(t.pending) > t.grown/share {
+		return
+	}
+	t.grown = len(t.pending)
+	smaller := make(map[K]struct{}, t.grown)
+	maps.Copy(smaller, t.pending)
+	t.pending = smaller
 }
 
 // Forget drops everything known about what is there; what is wanted stays.

@@ -94,7 +94,7 @@ func (f *family) makeObjects() {
 	}
 	for _, e := range due {
 		if !e.isSet {
-			for _, r := range e.Rules {
+			for _, r := range e.Rules() {
 				f.add(nft.Op{Kind: nft.AddRule, Name: e.Name(), Rule: r})
 			}
 		}

@@ -26,7 +26,7 @@ func needs(s table.Settings) []nft.Need {
 			ops = append(ops, nft.Op{Kind: nft.AddChain, Chain: objects[i].Chain})
 		}
 		for i := range objects {
-			for _, r := range objects[i].Rules {
+			for _, r := range objects[i].Rules() {
 				ops = append(ops, nft.Op{Kind: nft.AddRule, Name: objects[i].Chain.Name, Rule: r})
 			}
 		}
@@ -34,7 +34,7 @@ func needs(s table.Settings) []nft.Need {
 	}
 	one := func(typ string, num nft.HookNum, priority int32, statements ...nft.Statement) []nft.Op {
 		o := s.Hooked("probe", typ, num, priority, s.Rule(statements...))
-		return []nft.Op{{Kind: nft.AddChain, Chain: o.Chain}, {Kind: nft.AddRule, Name: "probe", Rule: o.Rules[0]}}
+		return []nft.Op{{Kind: nft.AddChain, Chain: o.Chain}, {Kind: nft.AddRule, Name: "probe", Rule: o.Rules()[0]}}
 	}
 	return []nft.Need{
 		{What: "tables", Option: "CONFIG_NF_TABLES, CONFIG_NF_TABLES_IPV4 and CONFIG_NF_TABLES_IPV6", Since: "3.13"},

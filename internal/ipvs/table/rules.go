@@ -80,7 +80,7 @@ func RangesOf(f plan.Family, prefixes []netip.Prefix) []netip.Prefix {
 // Object is a chain with its rules, or a set with fixed elements.
 type Object struct {
 	Chain    *nft.Chain
-	Rules    []*nft.Rule
+	Rules    func() []*nft.Rule
 	Set      *nft.Set
 	Elements []nft.Element
 }
@@ -97,7 +97,7 @@ func (s Settings) Rule(statements ...nft.Statement) *nft.Rule {
 }
 
 func (s Settings) chain(name, remark string, rules ...*nft.Rule) Object {
-	return Object{Chain: &nft.Chain{Name: name, Comment: remark}, Rules: rules}
+	return Object{Chain: &nft.Chain{Name: name, Comment: remark}, Rules: func() []*nft.Rule { return rules }}
 }
 
 func (s Settings) Hooked(name, typ string, num nft.HookNum, priority int32, rules ...*nft.Rule) Object {
@@ -269,6 +269,10 @@ func LeadsByMark(chain string) bool { return strings.Contains(chain, "."+labelMa
 // ClassChain is the chain of a class: it ends new flows that have no way, and marks
 // packets of all others.
 func (s Settings) ClassChain(c *Class) Object {
+	return Object{Chain: &nft.Chain{Name: c.Name()}, Rules: func() []*nft.Rule { return s.classRules(c) }}
+}
+
+func (s Settings) classRules(c *Class) []*nft.Rule {
 	pod, node, outside := c.Routes[plan.FromPod], c.Routes[plan.FromNode], c.Routes[plan.FromOutside]
 	var rules []*nft.Rule
 	if node != outside || pod != outside {
@@ -282,7 +286,7 @@ func (s Settings) ClassChain(c *Class) Object {
 			rules = s.carryOut(rules, c, pod, s.isPod())
 		}
 	}
-	return s.chain(c.Name(), "", s.carryOut(rules, c, outside)...)
+	return s.carryOut(rules, c, outside)
 }
 
 // carryOut appends the rules of a route for the packets that match.

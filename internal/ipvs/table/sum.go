@@ -36,7 +36,7 @@ func (o *Object) Sum() [sha256.Size]byte {
 	if o.Set != nil {
 		return SetSum(o.Set, o.Elements)
 	}
-	return ChainSum(o.Chain, o.Rules)
+	return ChainSum(o.Chain, o.Rules())
 }
 
 // Declaration is what cannot be changed of a set.
