@@ -31,6 +31,7 @@ type kernel struct {
 	sysctls host.Sysctls
 	modules host.Modules                        // nil: whether ip_vs is there is found out by trying
 	host    func(plan.Family) hostfilter.Filter // nil: there is none
+	beside  io.Closer                           // what host uses; nil: nothing
 	now     func() time.Time
 }
 
@@ -40,6 +41,9 @@ func (k kernel) hasServers() bool { return k.modules == nil || k.modules.Module(
 // close releases the sockets; they are opened again when needed.
 func (k kernel) close() error {
 	errs := []error{k.tables.Close()}
+	if k.beside != nil {
+		errs = append(errs, k.beside.Close())
+	}
 	if c, ok := k.servers.(io.Closer); ok {
 		errs = append(errs, c.Close())
 	}

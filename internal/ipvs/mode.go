@@ -68,11 +68,11 @@ func Mode(o Options) dataplane.Mode {
 // newKernel is the running kernel.
 func newKernel() kernel {
 	h := host.Kernel{}
-	tables := &nft.Tables{}
+	beside := &nft.Tables{} // the host's filter is looked at while others are written
 	return kernel{
-		tables: tables, servers: &ipvs.Kernel{Load: h.Load},
+		tables: &nft.Tables{}, beside: beside, servers: &ipvs.Kernel{Load: h.Load},
 		device: &host.KernelDevice{Name: host.VIPDevice, Load: h.Load}, routing: route.Kernel{}, sets: ipset.Kernel{}, sysctls: h, modules: h, now: time.Now,
-		host: func(f plan.Family) hostfilter.Filter { return hostfilter.Host{Family: f, Tables: tables} },
+		host: func(f plan.Family) hostfilter.Filter { return hostfilter.Host{Family: f, Tables: beside} },
 	}
 }
 
