@@ -33,19 +33,21 @@ func (b *backend) keepHostOpen(ctx context.Context, ready chan struct{}) error {
 	tick := time.NewTicker(hostPause)
 	defer tick.Stop()
 	had, looked, said := b.hostHasLegacy(), time.Now(), ""
+	stale := false // it changed since it was looked at
 	for due := true; ; {
 		if due {
-			looked = time.Now()
+			looked, stale = time.Now(), false
 			b.openHosts(ctx, &said)
 		}
 		select {
 		case err := <-watched:
 			return err
 		case <-changed:
-			due = true
+			stale = true
+			due = time.Since(looked) >= hostPause // our own writes are changes too
 		case <-tick.C:
 			has := b.hostHasLegacy()
-			due = has && (!had || time.Since(looked) >= hostRecheck)
+			due = stale || has && (!had || time.Since(looked) >= hostRecheck)
 			had = has
 		}
 	}
