@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -74,7 +75,7 @@ func (r *renderer) toNodePorts(chain string) {
 }
 
 // filterServices refuses what was sent to a ClusterIP and not translated.
-func (r *renderer) filterServices(d *dispatch) {
+func (r *renderer) filterServices(d *dispatch, services iter.Seq[*plan.ServicePort]) {
 	r.Begin(rule.Filter(chainServices))
 	at := r.Mark()
 	if len(d.cluster)+len(d.external)+len(d.extPorts) > 0 {
@@ -86,8 +87,7 @@ func (r *renderer) filterServices(d *dispatch) {
 		if len(d.external)+len(d.extPorts) > 0 {
 			r.Add(rule.Comment("external addresses, from this node"), rule.SrcLocal, rule.Jump(chainExternal))
 		}
-		slices.SortFunc(d.inRange, netip.Addr.Compare)
-		for _, a := range slices.Compact(d.inRange) {
+		for _, a := range r.node.ExternalWithin(services, r.family) {
 			r.Add(rule.ToAddr(a), rule.Comment("an external address of a Service"), rule.Return)
 		}
 		for _, p := range r.node.ServiceCIDRs {

@@ -2,8 +2,6 @@ package iptables
 
 import (
 	"iter"
-	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -22,7 +20,6 @@ type dispatch struct {
 	firewall  []rule.Entry // filter: source ranges
 	own       rule.Cover   // filter: frontends forwarded with the client's own address
 	ownPorts  []rule.Entry // and their node ports
-	inRange   []netip.Addr // external addresses within Service ranges
 }
 
 // collect adds one Service port.
@@ -34,11 +31,6 @@ func (r *renderer) collect(d *dispatch, sp *plan.ServicePort) {
 		dst := ""
 		if f.Kind != plan.NodePort {
 			dst = rule.ToAddr(f.Addr)
-		}
-		if f.Kind == plan.ExternalIP || f.Kind == plan.LoadBalancerIP {
-			if slices.ContainsFunc(r.node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(f.Addr) }) {
-				d.inRange = append(d.inRange, f.Addr)
-			}
 		}
 		line := func(remark, target string) []string {
 			return []string{rule.Join(dst, rule.Protocol(p), rule.Comment(v.name+remark), rule.DPort(p, f.Port), target)}
@@ -128,17 +120,13 @@ func (r *renderer) verdicts(v *view, f viewed, dst string) []string {
 	}
 	pod, node, outside := routes[plan.FromPod].Verdict, routes[plan.FromNode].Verdict, routes[plan.FromOutside].Verdict
 	var out []string
-	if pod == node && node == outside {
-		if outside != plan.Forward {
-			out = append(out, line("", outside))
+	if pod != node || node != outside {
+		for _, p := range r.pod {
+			out = append(out, line(p, pod))
 		}
-		return out
-	}
-	for _, p := range r.pod {
-		out = append(out, line(p, pod))
-	}
-	if node != outside {
-		out = append(out, line(rule.SrcLocal, node))
+		if node != outside {
+			out = append(out, line(rule.SrcLocal, node))
+		}
 	}
 	if outside != plan.Forward {
 		out = append(out, line("", outside))
@@ -154,7 +142,7 @@ func (r *renderer) common(services iter.Seq[*plan.ServicePort], health map[plan.
 		r.collect(d, sp)
 	}
 	r.natTop(d)
-	r.filterServices(d)
+	r.filterServices(d, services)
 	r.filterExternal(d)
 	r.filterFirewall(d)
 	r.filterHealth(health)

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -17,7 +18,7 @@ const affinityClients = 1 << 16
 
 // affinitySet is the map from a client to its endpoint.
 func (s settings) affinitySet(id plan.ID, p plan.Pool) *nft.Set {
-	addr := nft.AddrType(familyOf(s.family))
+	addr := nft.AddrType(owned.Family(s.family))
 	return &nft.Set{
 		Name: affinityName(id, p), Key: []nft.Type{addr}, Data: []nft.Type{addr, nft.TypePort},
 		Dynamic: true, Size: affinityClients, Comment: "clients of " + id.String(),

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/nftables/edits"
+	"github.com/svcproxy/svcproxy/internal/nftables/slots"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -40,7 +42,7 @@ type family struct {
 	addrs    []netip.Addr // in setNodeAddrs
 	sticky   int          // Service ports with affinity
 	pinned   pinned
-	inForce  bool        // some table handles packets already: ours, or kube-proxy's
+	inForce  bool        // some table handles packets already: owned.Is, or kube-proxy's
 	switches bool        // ours gets its base chains when it is complete
 	replaced []nft.Table // tables that go once ours is complete
 	// Objects that the kernel still holds on to are tried again then; zero: there
@@ -253,7 +255,7 @@ func (f *family) prepare(p *pending, old settings, fresh bool) {
 		}
 		to = &service{sp: p.sp}
 		for pool := range to.slots {
-			to.slots[pool] = assign(have[pool], p.sp.Pools[pool])
+			to.slots[pool] = slots.Assign(have[pool], p.sp.Pools[pool])
 		}
 	}
 	p.new = f.settings.render(to)
@@ -344,14 +346,14 @@ func count(b bool) int {
 func (f *family) finish(fresh bool) {
 	f.lead()
 	if fresh {
-		rest := &edits{}
+		rest := &edits.Edits{}
 		for name, elements := range f.listed {
-			s := stepStale
+			s := edits.Stale
 			if set := f.core[name]; set != nil && set.Verdicts {
-				s = stepVerdict
+				s = edits.Verdict
 			}
 			for _, e := range elements {
-				rest.remove(s, name, e)
+				rest.Remove(s, name, e)
 			}
 		}
 		f.emit(rest)
@@ -389,15 +391,15 @@ func (f *family) setAddrs(want []netip.Addr) {
 	if slices.Equal(own, f.addrs) {
 		return
 	}
-	e := &edits{}
+	e := &edits.Edits{}
 	for _, a := range f.addrs {
 		if !slices.Contains(own, a) {
-			e.remove(stepStale, setNodeAddrs, nft.Element{Key: nft.AddrTuple(a)})
+			e.Remove(edits.Stale, setNodeAddrs, nft.Element{Key: nft.AddrTuple(a)})
 		}
 	}
 	for _, a := range own {
 		if !slices.Contains(f.addrs, a) {
-			e.insert(stepFresh, setNodeAddrs, nft.Element{Key: nft.AddrTuple(a)})
+			e.Insert(edits.Fresh, setNodeAddrs, nft.Element{Key: nft.AddrTuple(a)})
 		}
 	}
 	f.addrs = own

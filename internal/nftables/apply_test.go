@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
@@ -379,7 +380,7 @@ func TestBadServicePortLeavesTheRest(t *testing.T) {
 
 // Another layout's table stays in force until ours is complete; so does kube-proxy's.
 func TestOldTableStaysInForce(t *testing.T) {
-	for name, old := range map[string]nft.Table{"layout": {Family: nft.IPv4, Name: tableName}, "kube-proxy": {Family: nft.IPv4, Name: kubeProxyTable}} {
+	for name, old := range map[string]nft.Table{"layout": {Family: nft.IPv4, Name: owned.Name}, "kube-proxy": {Family: nft.IPv4, Name: owned.KubeProxyName}} {
 		t.Run(name, func(t *testing.T) {
 			memory := &fake.Tables{}
 			meddle(t, memory,
@@ -445,9 +446,9 @@ func TestCleanup(t *testing.T) {
 	env := testEnv(plan.Families[:]...)
 	mustApply(t, newBackend(env, memory), plan.Update{Plan: webPlan(time.Hour, 1)})
 	foreign := nft.Table{Family: nft.IPv4, Name: "filter"}
-	meddle(t, memory, nft.Op{Kind: nft.AddTable, Table: foreign}, nft.Op{Kind: nft.AddTable, Table: kubeProxyOf(plan.IPv6)})
+	meddle(t, memory, nft.Op{Kind: nft.AddTable, Table: foreign}, nft.Op{Kind: nft.AddTable, Table: owned.KubeProxy(plan.IPv6)})
 	for range 2 {
-		if err := cleanup(context.Background(), env, memory); err != nil {
+		if err := owned.Remove(context.Background(), env.Log, memory, owned.All); err != nil {
 			t.Fatal(err)
 		}
 		if have, want := memory.String(), "table ip filter {\n}\n"; have != want {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
@@ -100,7 +101,7 @@ func BenchmarkColdStart(b *testing.B) {
 				backend := newBackend(testEnv(plan.IPv4), k)
 				mustApply(b, backend, plan.Update{Plan: p})
 				b.StopTimer()
-				if err := cleanup(context.Background(), testEnv(plan.IPv4), k); err != nil {
+				if err := owned.Remove(context.Background(), testEnv(plan.IPv4).Log, k, owned.All); err != nil {
 					b.Fatal(err)
 				}
 				b.StartTimer()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/edits"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -17,7 +18,7 @@ type sweep struct {
 
 // forgetClients takes the clients of endpoints that a Service port loses out of its
 // affinity maps, in the same transaction, so that they move at once.
-func (f *family) forgetClients(p *pending, e *edits) {
+func (f *family) forgetClients(p *pending, e *edits.Edits) {
 	if !p.new.hasAffinity() {
 		return
 	}
@@ -39,7 +40,7 @@ func (f *family) forgetClients(p *pending, e *edits) {
 			return
 		}
 		for _, el := range dead {
-			e.remove(stepForget, name, el)
+			e.Remove(edits.Forget, name, el)
 		}
 		if len(dead) > 0 || f.listed == nil {
 			f.sweeps = append(f.sweeps, s)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/edits"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
@@ -15,17 +16,17 @@ func (f *family) add(o nft.Op) {
 }
 
 // emit appends the writes of one Service port, and commits what is large enough.
-func (f *family) emit(e *edits) {
-	if f.listed != nil && e.onlyAdds() {
+func (f *family) emit(e *edits.Edits) {
+	if f.listed != nil && e.OnlyAdds() {
 		f.emitNew(e)
 		return
 	}
-	if f.size > 0 && f.size+e.size > elementsPerCommit {
+	if f.size > 0 && f.size+e.Size > elementsPerCommit {
 		f.cut()
 	}
-	for s := range steps {
-		for i := range e.sets[s] {
-			f.emitSet(e, &e.sets[s][i])
+	for s := range edits.Steps {
+		for i := range e.Sets[s] {
+			f.emitSet(e, &e.Sets[s][i])
 		}
 	}
 	if f.size >= elementsPerCommit {
@@ -41,14 +42,14 @@ const (
 // emitNew appends a Service port that nobody could reach yet, of many at the start.
 // Every commit that adds verdicts makes the kernel walk all there are, so these are
 // collected: few at first, for the Services that come first, then more and more.
-func (f *family) emitNew(e *edits) {
-	for i := range e.sets[stepFresh] {
-		f.emitSet(e, &e.sets[stepFresh][i])
+func (f *family) emitNew(e *edits.Edits) {
+	for i := range e.Sets[edits.Fresh] {
+		f.emitSet(e, &e.Sets[edits.Fresh][i])
 	}
-	for s := stepVerdict; s <= stepRefuse; s++ {
-		for _, set := range e.sets[s] {
-			f.leads = append(f.leads, nft.Op{Kind: nft.AddElements, Table: f.table, Set: f.set(set.set), Elements: set.add, Owner: e.owner})
-			f.leadSize += len(set.add)
+	for s := edits.Verdict; s <= edits.Refuse; s++ {
+		for _, set := range e.Sets[s] {
+			f.leads = append(f.leads, nft.Op{Kind: nft.AddElements, Table: f.table, Set: f.set(set.Name), Elements: set.Add, Owner: e.Owner})
+			f.leadSize += len(set.Add)
 		}
 	}
 	if f.size >= elementsPerCommit {
@@ -69,31 +70,19 @@ func (f *family) lead() {
 	f.leads, f.leadSize = nil, 0
 }
 
-// onlyAdds reports whether nothing is replaced or deleted.
-func (e *edits) onlyAdds() bool {
-	for s := range e.sets {
-		for i := range e.sets[s] {
-			if len(e.sets[s][i].del) > 0 {
-				return false
-			}
-		}
-	}
-	return true
-}
-
 // emitSet appends writes to one set, in parts if there are many.
-func (f *family) emitSet(e *edits, s *setEdit) {
-	del, add := s.del, s.add
+func (f *family) emitSet(e *edits.Edits, s *edits.Set) {
+	del, add := s.Del, s.Add
 	for len(del) > 0 || len(add) > 0 {
 		d, a := min(len(del), elementsPerCommit), min(len(add), elementsPerCommit)
 		if d > 0 {
-			f.add(nft.Op{Kind: nft.DeleteElements, Set: f.set(s.set), Elements: del[:d], Owner: e.owner})
+			f.add(nft.Op{Kind: nft.DeleteElements, Set: f.set(s.Name), Elements: del[:d], Owner: e.Owner})
 		}
 		if a > 0 {
-			f.add(nft.Op{Kind: nft.AddElements, Set: f.set(s.set), Elements: add[:a], Owner: e.owner})
+			f.add(nft.Op{Kind: nft.AddElements, Set: f.set(s.Name), Elements: add[:a], Owner: e.Owner})
 		}
 		del, add = del[d:], add[a:]
-		if e.size > elementsPerCommit && f.size >= elementsPerCommit {
+		if e.Size > elementsPerCommit && f.size >= elementsPerCommit {
 			f.cut()
 		}
 	}

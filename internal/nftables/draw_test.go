@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/slots"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
@@ -17,8 +18,8 @@ import (
 // 2^32.
 func TestPlaces(t *testing.T) {
 	const rare = 1.0 / (1 << 32)
-	for n := 1; n <= mostSlots; n++ {
-		places := placesFor(n)
+	for n := 1; n <= slots.Most; n++ {
+		places := slots.Places(n)
 		if n == 1 {
 			if places != 1 {
 				t.Fatalf("one endpoint: drawn among %d", places)
@@ -28,8 +29,8 @@ func TestPlaces(t *testing.T) {
 		if places < n || places >= 2*n {
 			t.Fatalf("%d endpoints: drawn among %d", n, places)
 		}
-		if miss := math.Pow(1-float64(n)/float64(places), float64(drawsFor(places))); miss > rare {
-			t.Fatalf("%d endpoints: %d draws among %d fail with probability %g", n, drawsFor(places), places, miss)
+		if miss := math.Pow(1-float64(n)/float64(places), float64(slots.Draws(places))); miss > rare {
+			t.Fatalf("%d endpoints: %d draws among %d fail with probability %g", n, slots.Draws(places), places, miss)
 		}
 	}
 }
@@ -44,7 +45,7 @@ func TestFailedDraws(t *testing.T) {
 		Proto: 6, Src: netip.MustParseAddr("198.51.100.7"), In: "eth0",
 		Dst: netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80),
 	}, func(n uint32) uint32 { draws++; return n - 1 })
-	if want := drawsFor(6) + 1; draws != want {
+	if want := slots.Draws(6) + 1; draws != want {
 		t.Errorf("%d draws, want %d", draws, want)
 	}
 	if f.Dst.Port() != 8080 {
@@ -105,8 +106,8 @@ func TestSharesByWeight(t *testing.T) {
 		pkt := plan.Packet{Proto: plan.TCP, Src: netip.MustParseAddr("198.51.100.7"), Dst: netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80), In: "eth0"}
 		have := walked(t, tables, p, pkt)
 		within := 1e-9
-		if sum > mostSlots {
-			within = float64(len(weights)+1) / mostSlots
+		if sum > slots.Most {
+			within = float64(len(weights)+1) / slots.Most
 		}
 		for _, e := range sp.Pools[plan.Cluster] {
 			want := float64(e.Weight) / float64(sum)

@@ -4,83 +4,25 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/edits"
+	"github.com/svcproxy/svcproxy/internal/nftables/slots"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
-
-// step orders the writes of one Service port so that a packet finds the old state
-// or the new one whatever was written already: data before what leads to it, and
-// away only after that.
-type step uint8
-
-const (
-	stepFresh   step = iota // elements to which nothing leads yet
-	stepReplace             // data that is replaced, element by element
-	stepForget              // clients of endpoints that are gone
-	stepVerdict             // what leads to data, new or gone
-	stepSwitch              // what leads to other data than before
-	stepRefuse              // what is behind the verdicts
-	stepStale               // elements to which nothing leads any more
-	steps
-)
-
-// edits are the writes of one Service port.
-type edits struct {
-	owner plan.ID
-	sets  [steps][]setEdit
-	size  int
-}
-
-// setEdit are writes to one set. If both lists are filled they belong together one
-// by one: an element is deleted and then added with another content.
-type setEdit struct {
-	set      string
-	del, add []nft.Element
-}
-
-func (e *edits) at(s step, set string) *setEdit {
-	list := e.sets[s]
-	for i := range list {
-		if list[i].set == set {
-			return &list[i]
-		}
-	}
-	e.sets[s] = append(list, setEdit{set: set})
-	return &e.sets[s][len(list)]
-}
-
-func (e *edits) insert(s step, set string, el nft.Element) {
-	at := e.at(s, set)
-	at.add = append(at.add, el)
-	e.size++
-}
-
-func (e *edits) remove(s step, set string, el nft.Element) {
-	at := e.at(s, set)
-	at.del = append(at.del, el)
-	e.size++
-}
-
-// replace needs a step of its own for sets that also see insert and remove.
-func (e *edits) replace(s step, set string, old, el nft.Element) {
-	at := e.at(s, set)
-	at.del, at.add = append(at.del, old), append(at.add, el)
-	e.size += 2
-}
 
 // change is the way from one state of a Service port to another; either may be that
 // of one that does not exist.
 type change struct {
 	f        *family
 	old, new *rendered
-	edits    *edits
+	edits    *edits.Edits
 	// fronts of old by key
 	before map[string]*front
 }
 
 // diff collects what differs between two states of a Service port.
-func (f *family) diff(id plan.ID, old, new *rendered) *edits {
-	c := &change{f: f, old: old, new: new, edits: &edits{owner: id}, before: map[string]*front{}}
+func (f *family) diff(id plan.ID, old, new *rendered) *edits.Edits {
+	c := &change{f: f, old: old, new: new, edits: &edits.Edits{Owner: id}, before: map[string]*front{}}
 	for i := range old.fronts {
 		fr := &old.fronts[i]
 		c.before[string(fr.key)] = fr
@@ -139,7 +81,7 @@ func (c *change) movedSlots() []movedSlot {
 func (fr *front) slotElement(p plan.Pool, slot int, ep netip.AddrPort) (string, nft.Element) {
 	n := uint32(slot)
 	if p == plan.Local {
-		n += localSlots
+		n += slots.Local
 	}
 	key := append(fr.key[:len(fr.key):len(fr.key)], 0, 0, 0, 0)[:len(fr.key)].Number(n)
 	e := nft.Element{Key: key.Tuple(), Data: nft.Concat(nil).Addr(ep.Addr()).Port(ep.Port()).Tuple()}
@@ -164,37 +106,37 @@ func (c *change) addFront(fr *front) {
 			c.addSlots(fr, plan.Pool(pool))
 		}
 	}
-	set, e := fr.verdictElement(c.edits.owner)
-	c.add(stepVerdict, set, e)
+	set, e := fr.verdictElement(c.edits.Owner)
+	c.add(edits.Verdict, set, e)
 	if fr.record != "" {
-		set, e := stickyElement(c.edits.owner, fr)
-		c.add(stepVerdict, set, e)
+		set, e := stickyElement(c.edits.Owner, fr)
+		c.add(edits.Verdict, set, e)
 	}
 }
 
 func (c *change) addSlots(fr *front, p plan.Pool) {
 	set, _ := fr.slotElement(p, 0, netip.AddrPortFrom(netip.IPv4Unspecified(), 0))
-	fresh := c.edits.at(stepFresh, set)
-	fresh.add = slices.Grow(fresh.add, len(c.new.slots[p]))
+	fresh := c.edits.At(edits.Fresh, set)
+	fresh.Add = slices.Grow(fresh.Add, len(c.new.slots[p]))
 	for slot, ep := range c.new.slots[p] {
 		set, e := fr.slotElement(p, slot, ep)
-		c.add(stepFresh, set, e)
+		c.add(edits.Fresh, set, e)
 	}
 }
 
 func (c *change) removeSlots(fr *front, p plan.Pool) {
 	for slot, ep := range c.old.slots[p] {
 		set, e := fr.slotElement(p, slot, ep)
-		c.edits.remove(stepStale, set, e)
+		c.edits.Remove(edits.Stale, set, e)
 	}
 }
 
 func (c *change) removeFront(fr *front) {
-	set, e := fr.verdictElement(c.edits.owner)
-	c.edits.remove(stepVerdict, set, e)
+	set, e := fr.verdictElement(c.edits.Owner)
+	c.edits.Remove(edits.Verdict, set, e)
 	if fr.record != "" {
-		set, e := stickyElement(c.edits.owner, fr)
-		c.edits.remove(stepVerdict, set, e)
+		set, e := stickyElement(c.edits.Owner, fr)
+		c.edits.Remove(edits.Verdict, set, e)
 	}
 	for pool, used := range fr.uses {
 		if used {
@@ -222,44 +164,44 @@ func (c *change) changeFront(was, fr *front, moved []movedSlot) {
 		_, e := fr.slotElement(m.pool, m.slot, m.new)
 		switch {
 		case !m.old.IsValid():
-			c.edits.insert(stepFresh, set, e)
+			c.edits.Insert(edits.Fresh, set, e)
 		case !m.new.IsValid():
-			c.edits.remove(stepStale, set, old)
+			c.edits.Remove(edits.Stale, set, old)
 		default:
-			c.edits.replace(stepReplace, set, old, e)
+			c.edits.Replace(edits.Replaced, set, old, e)
 		}
 	}
-	id := c.edits.owner
+	id := c.edits.Owner
 	set, old := was.verdictElement(id)
 	if _, e := fr.verdictElement(id); e != old {
-		c.edits.replace(stepSwitch, set, old, e)
+		c.edits.Replace(edits.Switch, set, old, e)
 	}
 	set, old = stickyElement(id, was)
 	_, e := stickyElement(id, fr)
 	switch {
 	case was.record == fr.record:
 	case was.record == "":
-		c.add(stepVerdict, set, e)
+		c.add(edits.Verdict, set, e)
 	case fr.record == "":
-		c.edits.remove(stepVerdict, set, old)
+		c.edits.Remove(edits.Verdict, set, old)
 	default:
-		c.edits.replace(stepSwitch, set, old, e)
+		c.edits.Replace(edits.Switch, set, old, e)
 	}
 }
 
 // add inserts an element, or finds out that the kernel has it already, in this form
 // or another: after a listing that is known.
-func (c *change) add(s step, set string, e nft.Element) {
+func (c *change) add(s edits.Step, set string, e nft.Element) {
 	known, listed := c.f.take(set, e.Key, e.End)
 	switch {
 	case c.f.trusts(set, e.Key):
 	case !listed:
-		c.edits.insert(s, set, e)
+		c.edits.Insert(s, set, e)
 	case known == e:
-	case s == stepFresh:
-		c.edits.replace(stepReplace, set, known, e)
+	case s == edits.Fresh:
+		c.edits.Replace(edits.Replaced, set, known, e)
 	default:
-		c.edits.replace(stepSwitch, set, known, e)
+		c.edits.Replace(edits.Switch, set, known, e)
 	}
 }
 
@@ -275,16 +217,16 @@ func (c *change) references() {
 	}
 	for k := range want {
 		if c.f.refs.use(k) {
-			s := stepFresh
+			s := edits.Fresh
 			if k.kind == clusterIP {
-				s = stepRefuse
+				s = edits.Refuse
 			}
 			c.add(s, k.kind.set(), k.element(c.f.fam))
 		}
 	}
 	for k := range have {
 		if c.f.refs.release(k) {
-			c.edits.remove(stepStale, k.kind.set(), k.element(c.f.fam))
+			c.edits.Remove(edits.Stale, k.kind.set(), k.element(c.f.fam))
 		}
 	}
 }

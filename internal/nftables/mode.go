@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
@@ -30,18 +31,13 @@ func Mode() dataplane.Mode {
 		New: func(env dataplane.Env) (dataplane.Backend, error) {
 			return newBackend(env, &kernel.Tables{}), nil
 		},
-		Cleanup: func(ctx context.Context, env dataplane.Env) error {
-			k := &kernel.Tables{}
-			return errors.Join(cleanup(ctx, env, k), k.Close())
-		},
+		Cleanup:          remover(owned.All),
+		CleanupOwn:       remover(owned.Tables),
+		CleanupKubeProxy: remover(kubeProxyTables),
 		InForce: func(ctx context.Context, _ dataplane.Env) (bool, error) {
 			k := &kernel.Tables{}
-			found, err := inForce(ctx, k)
+			found, err := owned.InForce(ctx, k)
 			return found, errors.Join(err, k.Close())
-		},
-		CleanupKubeProxy: func(ctx context.Context, env dataplane.Env) error {
-			k := &kernel.Tables{}
-			return errors.Join(cleanupKubeProxy(ctx, env, k), k.Close())
 		},
 	}
 }

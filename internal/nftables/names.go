@@ -9,40 +9,13 @@ import (
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
-	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
 const (
-	// tableName is our table of each family. While a layout is replaced by another
-	// the new one is built under the other name.
-	tableName      = "svcproxy"
-	otherTableName = "svcproxy-b"
-	// kubeProxyTable is the table of kube-proxy's own nftables mode.
-	kubeProxyTable = "kube-proxy"
-
 	// layout is the table's comment. It changes with everything that cannot be
 	// repaired in place: the types of sets and maps, hooks and priorities.
 	layout = "svcproxy, layout 1"
 )
-
-// tablesOf are the tables that may be replaced and removed.
-func tablesOf(f plan.Family) []nft.Table {
-	return []nft.Table{{Family: familyOf(f), Name: tableName}, {Family: familyOf(f), Name: otherTableName}}
-}
-
-func kubeProxyOf(f plan.Family) nft.Table {
-	return nft.Table{Family: familyOf(f), Name: kubeProxyTable}
-}
-
-func familyOf(f plan.Family) nft.Family {
-	if f == plan.IPv6 {
-		return nft.IPv6
-	}
-	return nft.IPv4
-}
-
-// ours reports whether a table was made by svcproxy.
-func ours(t nft.Table) bool { return t.Name == tableName || t.Name == otherTableName }
 
 // Sets and maps that are always there.
 const (

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"crypto/sha256"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -24,36 +23,9 @@ func (e *entry) needed() bool { return e.refs > 0 || e.pinned }
 // sum stands for the content of the object.
 func (o *object) sum() [sha256.Size]byte {
 	if o.set != nil {
-		return setSum(o.set, o.elements)
+		return nft.SetSum(o.set, o.elements)
 	}
-	return chainSum(o.chain, o.rules())
-}
-
-func chainSum(c *nft.Chain, rules []*nft.Rule) [sha256.Size]byte {
-	var b strings.Builder
-	if c.Hook != nil {
-		fmt.Fprintln(&b, *c.Hook)
-	}
-	for _, r := range rules {
-		fmt.Fprintln(&b, r)
-	}
-	return sha256.Sum256([]byte(b.String()))
-}
-
-func setSum(s *nft.Set, elements []nft.Element) [sha256.Size]byte {
-	lines := make([]string, len(elements))
-	for i := range elements {
-		lines[i] = s.ElementText(&elements[i])
-	}
-	slices.Sort(lines)
-	return sha256.Sum256([]byte(declaration(s) + strings.Join(lines, "\n")))
-}
-
-// declaration is what cannot be changed of a set.
-func declaration(s *nft.Set) string {
-	bare := *s
-	bare.Comment = ""
-	return bare.String()
+	return nft.ChainSum(o.chain, o.rules())
 }
 
 // ensure makes an object exist as it is, and returns its entry.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
@@ -54,7 +55,7 @@ func arrival(to netip.AddrPort, masqueraded bool) string {
 // mustRead returns the table.
 func mustRead(t testing.TB, tables nft.Tables, f plan.Family) *nft.Contents {
 	t.Helper()
-	c, err := tables.Read(context.Background(), tablesOf(f)[0])
+	c, err := tables.Read(context.Background(), owned.Tables(f)[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +172,7 @@ func TestPacketsAsPlanned(t *testing.T) {
 					last = p
 				}
 				c := mustRead(t, memory, f)
-				tables := walk.New(familyOf(f), c)
+				tables := walk.New(owned.Family(f), c)
 				for _, pkt := range packetsFor(rng, p, testWorld(f)) {
 					if have, want := walked(t, tables, p, pkt), planned(p, pkt); !have.equal(want) {
 						t.Fatalf("packet %+v:\nhave %v\nwant %v (%+v)\n%s", pkt, have, want, plan.Eval(p, pkt).Frontend, c)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
@@ -72,7 +73,7 @@ func Supports(ctx context.Context, f plan.Family) error {
 
 func supports(ctx context.Context, f plan.Family, t nft.Tables) error {
 	s := settings{family: f, mark: 1, pods: plan.LocalPrefix}
-	if err := nft.Probe(ctx, t, nft.Table{Family: familyOf(f), Name: probeTable}, needs(s)); err != nil {
+	if err := nft.Probe(ctx, t, nft.Table{Family: owned.Family(f), Name: probeTable}, needs(s)); err != nil {
 		return fmt.Errorf("nftables for %s: %w", f, err)
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
 
@@ -37,7 +38,7 @@ func rawDump(t *testing.T, kind uint16, table, set string) []byte {
 		own := false
 		wire.EachAttr(m.Data[header:], func(typ uint16, b []byte) {
 			const name = 1 // of the table, in all kinds
-			own = own || typ == name && (wire.CString(b) == tableName || wire.CString(b) == otherTableName)
+			own = own || typ == name && (wire.CString(b) == owned.Name || wire.CString(b) == owned.OtherName)
 		})
 		if !own {
 			out = append(out, m.Data[:2]...)

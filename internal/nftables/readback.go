@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -18,7 +19,7 @@ func (f *family) readBack(ctx context.Context, n *plan.Node) error {
 	}
 	f.start(s)
 	var use *nft.Contents
-	for _, t := range tablesOf(f.fam) {
+	for _, t := range owned.Tables(f.fam) {
 		c, err := f.tables.Read(ctx, t)
 		if errors.Is(err, nft.ErrNoTable) {
 			continue
@@ -26,9 +27,9 @@ func (f *family) readBack(ctx context.Context, n *plan.Node) error {
 		if err != nil {
 			return err
 		}
-		hooked := isHooked(c)
+		hooked := c.Hooked()
 		f.inForce = f.inForce || hooked
-		if f.fits(c) && (use == nil || hooked && !isHooked(use)) {
+		if f.fits(c) && (use == nil || hooked && !use.Hooked()) {
 			if use != nil {
 				f.replaced = append(f.replaced, use.Table)
 			}
@@ -37,15 +38,15 @@ func (f *family) readBack(ctx context.Context, n *plan.Node) error {
 		}
 		f.replaced = append(f.replaced, t)
 	}
-	exists, err := f.tables.Exists(ctx, kubeProxyOf(f.fam))
+	exists, err := f.tables.Exists(ctx, owned.KubeProxy(f.fam))
 	if err != nil {
 		return err
 	}
 	if exists {
-		f.replaced = append(f.replaced, kubeProxyOf(f.fam))
+		f.replaced = append(f.replaced, owned.KubeProxy(f.fam))
 		f.inForce = true
 	}
-	f.switches = f.inForce && (use == nil || !isHooked(use))
+	f.switches = f.inForce && (use == nil || !use.Hooked())
 	if use == nil {
 		return f.choose(ctx)
 	}
@@ -71,30 +72,20 @@ func (f *family) start(s settings) {
 // choose picks the name of a table that is to be made. One of the two may be in
 // force still; what is not is removed first.
 func (f *family) choose(ctx context.Context) error {
-	for _, t := range tablesOf(f.fam) {
+	for _, t := range owned.Tables(f.fam) {
 		if !slices.Contains(f.replaced, t) {
 			f.table, f.known = t, true
 			return nil
 		}
 	}
 	// Both are there and neither can be used: the first stays in force.
-	t := tablesOf(f.fam)[1]
+	t := owned.Tables(f.fam)[1]
 	if err := f.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: t}}); err != nil {
 		return err
 	}
 	f.replaced = slices.DeleteFunc(f.replaced, func(r nft.Table) bool { return r == t })
 	f.table, f.known = t, true
 	return nil
-}
-
-// isHooked reports whether the kernel calls into a table.
-func isHooked(c *nft.Contents) bool {
-	for _, ch := range c.Chains {
-		if ch.Hook != nil {
-			return true
-		}
-	}
-	return false
 }
 
 // fits reports whether a table can be repaired in place: what cannot be changed of
@@ -105,7 +96,7 @@ func (f *family) fits(c *nft.Contents) bool {
 	}
 	s := settings{family: f.fam, mark: f.env.Mark()}
 	for name, want := range s.coreSets() {
-		if have := c.Sets[name]; have != nil && declaration(have) != declaration(want) {
+		if have := c.Sets[name]; have != nil && have.Declaration() != want.Declaration() {
 			return false
 		}
 	}
@@ -124,7 +115,7 @@ func (f *family) fits(c *nft.Contents) bool {
 // load takes over what a table holds.
 func (f *family) load(c *nft.Contents) {
 	for name, ch := range c.Chains {
-		f.objects[name] = &entry{exists: true, sum: chainSum(&ch.Chain, ch.Rules)}
+		f.objects[name] = &entry{exists: true, sum: nft.ChainSum(&ch.Chain, ch.Rules)}
 		f.unused[name] = struct{}{}
 	}
 	f.listed = map[string]map[nft.Tuple]nft.Element{}
@@ -135,12 +126,12 @@ func (f *family) load(c *nft.Contents) {
 		f.unused[name] = struct{}{}
 		switch {
 		case f.core[name] == nil:
-			e.sum = setSum(set, elements)
+			e.sum = nft.SetSum(set, elements)
 		case set.Interval:
-			f.ranges[name] = ordered(elements)
+			f.ranges[name] = nft.SortIntervals(elements)
 		case name == setNodeAddrs:
 			for _, el := range elements {
-				a, _ := el.Key.Addr(familyOf(f.fam))
+				a, _ := el.Key.Addr(owned.Family(f.fam))
 				f.addrs = append(f.addrs, a)
 			}
 			slices.SortFunc(f.addrs, netip.Addr.Compare)
@@ -153,21 +144,6 @@ func (f *family) load(c *nft.Contents) {
 		}
 		delete(c.Elements, name)
 	}
-}
-
-// ordered puts the elements of an interval set into the order of [nft.Intervals].
-func ordered(elements []nft.Element) []nft.Element {
-	out := slices.Clone(elements)
-	slices.SortFunc(out, func(a, b nft.Element) int {
-		switch {
-		case a.Key != b.Key && a.Key < b.Key, a.Key == b.Key && a.End && !b.End:
-			return -1
-		case a.Key != b.Key || a.End != b.End:
-			return 1
-		}
-		return 0
-	})
-	return out
 }
 
 // take returns what a listing found under a key, once; false if nothing.
@@ -209,7 +185,7 @@ func (f *family) slotsOf(fr *front, p plan.Pool) []netip.AddrPort {
 		if !ok {
 			return out
 		}
-		a, rest := e.Data.Addr(familyOf(f.fam))
+		a, rest := e.Data.Addr(owned.Family(f.fam))
 		port, _ := rest.Port()
 		out = append(out, netip.AddrPortFrom(a, port))
 	}

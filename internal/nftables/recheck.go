@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -17,7 +18,7 @@ import (
 // suspect notes what others changed.
 func (f *family) suspect(e *nft.Event) {
 	switch {
-	case !f.known || e.Table.Name != "" && e.Table.Family != familyOf(f.fam):
+	case !f.known || e.Table.Name != "" && e.Table.Family != owned.Family(f.fam):
 		return // what is not believed cannot be wrong
 	case !f.caughtUp || e.Table != f.table || e.Set == "" && !e.Rules:
 		f.forget()
@@ -53,7 +54,7 @@ func (f *family) trusts(set string, key nft.Tuple) bool {
 func (f *family) recheck() error {
 	suspects, before, s := f.suspects, f.services, f.settings
 	c, err := f.tables.ReadSome(f.ctx, f.table, func(s *nft.Set) bool { return !f.large(s.Name) })
-	if errors.Is(err, nft.ErrNoTable) || err == nil && !(f.fits(c) && isHooked(c) && f.whole(c)) {
+	if errors.Is(err, nft.ErrNoTable) || err == nil && !(f.fits(c) && c.Hooked() && f.whole(c)) {
 		f.forget()
 		return nil
 	}

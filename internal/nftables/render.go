@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
+	"github.com/svcproxy/svcproxy/internal/nftables/slots"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -58,7 +60,7 @@ func (s settings) isPod(not bool) nft.Statement {
 }
 
 func (s settings) rule(statements ...nft.Statement) *nft.Rule {
-	return nft.NewRule(familyOf(s.family), statements...)
+	return nft.NewRule(owned.Family(s.family), statements...)
 }
 
 // service is a Service port with a place for each of its endpoints.
@@ -107,7 +109,7 @@ func (o *object) name() string {
 // class is one way to treat packets: frontends that want the same share a chain.
 type class struct {
 	routes      [3]plan.Route
-	places      [2]int // by Pool: among how many slots is drawn; see placesFor
+	places      [2]int // by Pool: among how many slots is drawn; see slots.Places
 	nodePort    bool
 	podsUnknown bool
 }
@@ -167,7 +169,7 @@ func (s settings) classOf(svc *service, fe *plan.Frontend) *class {
 			rt.Pool, rt.SNAT = plan.Cluster, false
 			continue
 		}
-		c.places[rt.Pool] = placesFor(len(svc.slots[rt.Pool]))
+		c.places[rt.Pool] = slots.Places(len(svc.slots[rt.Pool]))
 	}
 	return c
 }
@@ -261,7 +263,7 @@ func (s settings) allow(ranges []netip.Prefix, to nft.Verdict, need func(object)
 		return nft.Verdict{Code: nft.Drop}
 	}
 	set := &nft.Set{
-		Name: rangesName(own), Key: []nft.Type{nft.AddrType(familyOf(s.family))}, Interval: true,
+		Name: rangesName(own), Key: []nft.Type{nft.AddrType(owned.Family(s.family))}, Interval: true,
 		Comment: fmt.Sprintf("%d source ranges", len(own)),
 	}
 	need(object{set: set, elements: nft.Intervals(own)})
@@ -304,8 +306,8 @@ func check(f plan.Family, sp *plan.ServicePort) error {
 				return fmt.Errorf("endpoint %s: want an %s address and a port", e.Addr, f)
 			}
 		}
-		if n := weighted(pool).total(); n > mostSlots {
-			return fmt.Errorf("%d endpoints in one pool: want at most %d", n, mostSlots)
+		if n := slots.Total(pool); n > slots.Most {
+			return fmt.Errorf("%d endpoints in one pool: want at most %d", n, slots.Most)
 		}
 	}
 	if len(sp.Frontends) == 0 {

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -18,7 +19,7 @@ var protocols = [...]plan.Protocol{plan.TCP, plan.UDP, plan.SCTP}
 
 // coreSets are the sets and maps that are always there, by name.
 func (s settings) coreSets() map[string]*nft.Set {
-	addr := nft.AddrType(familyOf(s.family))
+	addr := nft.AddrType(owned.Family(s.family))
 	endpoint := []nft.Type{addr, nft.TypePort}
 	out := map[string]*nft.Set{}
 	for _, set := range []*nft.Set{

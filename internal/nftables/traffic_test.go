@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
@@ -125,11 +126,11 @@ func switchTables(t *testing.T, kind string, dies int) {
 	err := l.Host("node").Do(func() error {
 		k := &kernel.Tables{}
 		defer k.Close()
-		before := nft.Table{Family: nft.IPv4, Name: tableName}
+		before := nft.Table{Family: nft.IPv4, Name: owned.Name}
 		if kind == "layout" {
 			mustApply(t, newBackend(testEnv(plan.IPv4), olderTables{k}), plan.Update{Plan: old})
 		} else {
-			before.Name = kubeProxyTable
+			before.Name = owned.KubeProxyName
 			c := exec.Command("nft", kubeProxyLike(vip, testWorld(plan.IPv4).at("pod", oldPod)))
 			if out, err := c.CombinedOutput(); err != nil {
 				return fmt.Errorf("%v: %w\n%s", c, err, out)
@@ -198,7 +199,7 @@ func TestKernelServiceRanges(t *testing.T) {
 	}
 }
 
-// foreignTable has what tools write that are newer than ours, or that are not nft:
+// foreignTable has what tools write that are newer than owned.Is, or that are not nft:
 // user data that we do not know, types, options and expressions that we never write.
 const foreignTable = `table inet foreign {
 	comment "of others"
@@ -273,7 +274,7 @@ func TestKernelLeavesForeignTables(t *testing.T) {
 	if out := listing(t); len(out) == 0 {
 		t.Error("nft lists nothing")
 	}
-	if err := cleanup(context.Background(), env, k); err != nil {
+	if err := owned.Remove(context.Background(), env.Log, k, owned.All); err != nil {
 		t.Error(err)
 	}
 	if after := foreignDump(t); string(after) != string(before) {

@@ -3,6 +3,7 @@ package nftables
 import (
 	"context"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
@@ -15,7 +16,7 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 // watch closes ready once nothing goes unnoticed.
 func (b *backend) watch(ctx context.Context, ready chan<- struct{}, disturbed func(what string)) error {
 	first := ""
-	return b.tables.Watch(ctx, ours, ready, func(e nft.Event) {
+	return b.tables.Watch(ctx, owned.Is, ready, func(e nft.Event) {
 		b.tell(e)
 		if first == "" {
 			first = e.What

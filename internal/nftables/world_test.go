@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
+	"github.com/svcproxy/svcproxy/internal/nftables/slots"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -72,7 +74,7 @@ func difference(a, b *plan.Plan) plan.Update {
 // which endpoint has which slot, and whether the table goes by the other name.
 func state(t testing.TB, tables nft.Tables, f plan.Family) string {
 	t.Helper()
-	for _, name := range tablesOf(f) {
+	for _, name := range owned.Tables(f) {
 		c, err := tables.Read(context.Background(), name)
 		if err != nil {
 			continue
@@ -114,7 +116,7 @@ func regardlessOfSlots(elements []nft.Element) []nft.Element {
 
 // local picks the elements of the Local pool, or the others.
 func local(list []nft.Element, yes bool) []nft.Element {
-	first := nft.Concat(nil).Number(localSlots).Tuple()
+	first := nft.Concat(nil).Number(slots.Local).Tuple()
 	var out []nft.Element
 	for _, e := range list {
 		slot := e.Key[len(e.Key)-len(first):]

@@ -44,3 +44,18 @@ func behind(p netip.Prefix) netip.Addr {
 	last, _ := netip.AddrFromSlice(b)
 	return last.Next()
 }
+
+// SortIntervals returns the elements of an interval set in the order of [Intervals].
+func SortIntervals(elements []Element) []Element {
+	out := slices.Clone(elements)
+	slices.SortFunc(out, func(a, b Element) int {
+		switch {
+		case a.Key != b.Key && a.Key < b.Key, a.Key == b.Key && a.End && !b.End:
+			return -1
+		case a.Key != b.Key || a.End != b.End:
+			return 1
+		}
+		return 0
+	})
+	return out
+}

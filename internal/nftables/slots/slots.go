@@ -1,18 +1,21 @@
-package nftables
+// Package slots gives the endpoints of a pool numbers, by which a random number chooses
+// one, and says among how many numbers is drawn. It is pure.
+package slots
 
 import (
+	"math"
 	"net/netip"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
 const (
-	// localSlots is the number of the first slot of the Local pool; those of the
-	// Cluster pool begin at 0.
-	localSlots = 1 << 20
-	// mostSlots is how many a pool can have. Weights whose sum is larger are
+	// Local is the number of the first slot of the Local pool; those of the Cluster
+	// pool begin at 0.
+	Local = 1 << 20
+	// Most is how many a pool can have. Weights whose sum is larger are
 	// rounded.
-	mostSlots = 1 << 16
+	Most = 1 << 16
 )
 
 // copies says how many slots each endpoint of a pool gets.
@@ -33,11 +36,14 @@ func weighted(pool []plan.Endpoint) copies {
 	if c.divisor == 0 {
 		c.divisor = 1
 	}
-	if room := mostSlots - len(pool); room > 0 && sum/c.divisor > mostSlots {
+	if room := Most - len(pool); room > 0 && sum/c.divisor > Most {
 		c.divisor = (sum + room - 1) / room
 	}
 	return c
 }
+
+// Total returns how many slots a pool needs.
+func Total(pool []plan.Endpoint) int { return weighted(pool).total() }
 
 func (c copies) of(e *plan.Endpoint) int { return (int(e.Weight) + c.divisor - 1) / c.divisor }
 
@@ -56,10 +62,10 @@ func gcd(a, b int) int {
 	return a
 }
 
-// assign gives each endpoint of a pool its slots and moves as few as it can: those
+// Assign gives each endpoint of a pool its slots and moves as few as it can: those
 // that stay keep theirs, new ones take the free ones, and the last ones fill what
 // is free then.
-func assign(old []netip.AddrPort, pool []plan.Endpoint) []netip.AddrPort {
+func Assign(old []netip.AddrPort, pool []plan.Endpoint) []netip.AddrPort {
 	c := weighted(pool)
 	total := c.total()
 	if total == 0 {
@@ -108,4 +114,29 @@ func assign(old []netip.AddrPort, pool []plan.Endpoint) []netip.AddrPort {
 		out = out[:last]
 	}
 	return out
+}
+
+// Places returns among how many places n endpoints are drawn: n itself for one, else
+// the next of 3, 6, 12, 24 and so on, of which more than half are taken.
+func Places(n int) int {
+	if n <= 1 {
+		return n
+	}
+	places := 3
+	for places < n {
+		places *= 2
+	}
+	return places
+}
+
+// Draws returns after how many draws among places it does not matter any more that
+// none was taken: it happens less than once in 2^32, which is as fine as the kernel's
+// random numbers are.
+func Draws(places int) int {
+	fewest := places/2 + 1
+	if places == 3 {
+		fewest = 2
+	}
+	const bits = 32
+	return int(math.Ceil(bits / -math.Log2(1-float64(fewest)/float64(places))))
 }
