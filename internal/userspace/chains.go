@@ -6,8 +6,9 @@ import (
 )
 
 // Priorities of base chains (linux/netfilter_ipv4.h). Marks are set after connection
-// tracking (-200) and before the routing decision; the relay's own mark is taken off
-// once the destination would have been translated, before others look at it.
+// tracking (-200) and before the routing decision. They are taken off once they have
+// done their work, before others look: what is routed keeps its route, and kubelets
+// before 1.28 drop packets with bit 15 in the filter tables.
 const (
 	priorityMark   = -150
 	priorityDNAT   = -100
@@ -72,7 +73,8 @@ func (s settings) chains() []chain {
 		// The answers of the node's own processes are routed before they get here: the
 		// type has them routed again.
 		s.hooked(chainMarkOut, "route", nft.Output, priorityMark, s.rule(isOwn, nft.SetFlowMark(s.route)), returning(s.route|s.own)),
-		s.hooked(chainUnmarkOut, "filter", nft.Output, priorityUnmark, s.rule(isOwn, nft.ClearMark(s.own))),
+		s.hooked(chainUnmarkOut, "filter", nft.Output, priorityUnmark,
+			s.rule(nft.Has{Field: nft.Mark, Bits: s.own | s.route}, nft.ClearMark(s.own|s.route))),
 		s.hooked(chainUnmarkIn, "filter", nft.Input, priorityMark,
 			s.rule(nft.Has{Field: nft.Mark, Bits: s.route}, nft.ClearMark(s.route)),
 			s.rule(s.toOwn(), nft.Has{Field: nft.Status, Bits: nft.StatusDNAT}, nft.Do{Code: nft.Accept}),
