@@ -33,12 +33,13 @@ func (b *backend) tune() {
 		return
 	}
 	b.tuned = true
+	timeouts := b.setTimeouts() // first: the kernel loads ip_vs for that, which has the sysctls
 	release, _ := b.k.sysctls.Sysctl("kernel.osrelease")
 	var lines []string
 	for _, s := range sysctls.For(release, b.opts.StrictARP) {
 		lines = append(lines, b.set(s))
 	}
-	lines = append(lines, b.setTimeouts())
+	lines = append(lines, timeouts)
 	b.tuning.mu.Lock()
 	defer b.tuning.mu.Unlock()
 	b.tuning.lines = lines
