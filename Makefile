@@ -84,6 +84,9 @@ manifests: ## write deploy/svcproxy.yaml anew from the chart
 image: packages ## build dist/svcproxy.tar, an OCI image layout; needs no container engine
 	VERSION=$(VERSION) deploy/image oci dist/svcproxy.tar
 
+# For how long each mode is broken, and the seed.
+CHAOS ?= -duration $(if $(CI),10s,20s)
+
 .PHONY: chaos
 chaos: packages root ## break each mode at random for a time (CHAOS='-duration 5m -seed 7 -modes nftables')
 	$(GO_TEST) -tags chaos -timeout 60m ./test/chaos -args $(CHAOS) | go run ./test/verdict -title 'chaos' -expected-skips test/expected-skips
@@ -96,7 +99,6 @@ test-migration: packages root ## take over from kube-proxy 1.29, 1.33 and 1.37 u
 
 # What test-vm runs: without, what scripts/test-vm says.
 VM_MODES ?=
-CHAOS ?= -duration $(if $(CI),10s,20s)
 VM_SCENARIOS ?=
 
 .PHONY: test-vm

@@ -5,16 +5,44 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/takeover"
 )
+
+// kubeProxyPatience is how long a kube-proxy may take to program everything.
+const kubeProxyPatience = 5 * time.Minute
+
+// awaitKubeProxy returns once a kube-proxy on this node has programmed every Service, so
+// that what is removed then is not missed.
+func awaitKubeProxy(ctx context.Context, f takeover.Finder) error {
+	ctx, cancel := context.WithTimeout(ctx, kubeProxyPatience)
+	defer cancel()
+	for !f.Programmed(ctx) {
+		select {
+		case <-ctx.Done():
+			return errors.New("flag --keep-kube-proxy: no kube-proxy on this node says at 127.0.0.1:10249 that it has programmed its rules: start it, or leave the flag out to remove everything")
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// cleaning says whose objects to remove: by default everybody's.
+type cleaning struct {
+	kubeProxy bool   // only what kube-proxy left
+	keep      string // not what a kube-proxy in this mode uses
+}
 
 func newCleanup(env Env) *cobra.Command {
 	flags := config.NewFlags()
-	var kubeProxy bool
+	var which cleaning
 	cmd := &cobra.Command{
 		Use:   "cleanup [flags]",
 		Short: "Remove every trace of the proxy, and of kube-proxy, from the kernel",
@@ -23,7 +51,8 @@ nothing else. It needs no API server and may be repeated. "svcproxy --cleanup" d
 the same. What kube-proxy's ipvs mode leaves besides rules (the device kube-ipvs0,
 virtual servers, ipsets) stays until svcproxy has that mode.`,
 		Example: `  svcproxy cleanup                 before svcproxy is taken off a node
-  svcproxy cleanup --kube-proxy    while svcproxy runs, after kube-proxy was ended`,
+  svcproxy cleanup --kube-proxy    while svcproxy runs, after kube-proxy was ended
+  svcproxy cleanup --keep-kube-proxy=iptables    when kube-proxy is back, in iptables mode`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, warnings, err := flags.Load(env.ReadFile)
@@ -31,22 +60,34 @@ virtual servers, ipsets) stays until svcproxy has that mode.`,
 			if err != nil {
 				return err
 			}
-			return cleanup(cmd.Context(), c, newLog(env.Stderr, c.Log).Logger, kubeProxy)
+			return cleanup(cmd.Context(), c, newLog(env.Stderr, c.Log).Logger, which)
 		},
 	}
 	registerPlanFlags(cmd, flags)
-	cmd.Flags().BoolVar(&kubeProxy, "kube-proxy", false, "only remove what kube-proxy has left, of any mode and age; what svcproxy programs, or has taken over, stays")
+	cmd.Flags().StringVar(&which.keep, "keep-kube-proxy", "", "wait until a kube-proxy in this `mode` has programmed every Service, and spare what it uses")
+	cmd.Flags().BoolVar(&which.kubeProxy, "kube-proxy", false, "only remove what kube-proxy has left, of any mode and age; what svcproxy programs, or has taken over, stays")
 	return cmd
 }
 
 // cleanup removes what every mode may have left; one that fails does not keep the
-// others from it. kubeProxy: only what kube-proxy left.
-func cleanup(ctx context.Context, c *config.Config, log *slog.Logger, kubeProxy bool) error {
+// others from it.
+func cleanup(ctx context.Context, c *config.Config, log *slog.Logger, which cleaning) error {
+	if which.keep != "" && !slices.Contains(config.Modes[:], which.keep) {
+		return fmt.Errorf("flag --keep-kube-proxy: %q is not a mode; use %s", which.keep, strings.Join(config.Modes[:], ", "))
+	}
+	if which.keep != "" {
+		if err := awaitKubeProxy(ctx, takeover.Finder{}); err != nil {
+			return err
+		}
+	}
 	var errs []error
 	for _, m := range builtModes(c) {
 		remove := m.Cleanup
-		if kubeProxy {
+		switch {
+		case which.kubeProxy:
 			remove = m.CleanupKubeProxy
+		case which.keep == m.Name, which.keep == config.IPVS && m.Name == config.IPTables: // it writes these rules too
+			remove = m.CleanupOwn
 		}
 		if remove == nil {
 			continue

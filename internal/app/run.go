@@ -36,7 +36,7 @@ func runProxy(ctx context.Context, env Env, flags *config.Flags) error {
 		return writeConfig(c, flags.WriteConfigTo)
 	case flags.Cleanup:
 		warn(env, warnings)
-		return cleanup(ctx, c, log.Logger, false)
+		return cleanup(ctx, c, log.Logger, cleaning{})
 	}
 	choice, err := chooseMode(ctx, env, c, func(err error) { log.Warn("the mode may be chosen anew at the next start", "err", err) })
 	if err != nil {

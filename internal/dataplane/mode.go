@@ -104,6 +104,9 @@ type Mode struct {
 	// Cleanup removes every trace, kube-proxy's in the same mode too; safe if there is
 	// none, and without API.
 	Cleanup func(context.Context, Env) error
+	// CleanupOwn removes svcproxy's objects and leaves those of a kube-proxy in the same
+	// mode. nil: both use the same ones, or there are none of svcproxy alone.
+	CleanupOwn func(context.Context, Env) error
 	// InForce reports whether packets may still pass objects of the mode, svcproxy's
 	// or kube-proxy's. nil: it cannot be told.
 	InForce func(context.Context, Env) (bool, error)

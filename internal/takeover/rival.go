@@ -97,8 +97,41 @@ func (f Finder) answer(ctx context.Context) string {
 	return ""
 }
 
+// Programmed reports whether the kube-proxy at the metrics address has brought its rules
+// into the kernel since it started: those of each family for which it was asked to.
+func (f Finder) Programmed(ctx context.Context) bool {
+	code, body := f.read(ctx, "/metrics", 16<<20)
+	if code != http.StatusOK {
+		return false
+	}
+	queued, done := map[string]bool{}, map[string]bool{} // by labels
+	for line := range strings.Lines(body) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if at, err := strconv.ParseFloat(value, 64); err != nil || at <= 0 {
+			continue
+		}
+		if labels, ok := strings.CutPrefix(name, "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds"); ok {
+			queued[labels] = true
+		}
+		if labels, ok := strings.CutPrefix(name, "kubeproxy_sync_proxy_rules_last_timestamp_seconds"); ok {
+			done[labels] = true
+		}
+	}
+	for labels := range queued {
+		if !done[labels] {
+			return false
+		}
+	}
+	return len(done) > 0
+}
+
 // get returns the status and the beginning of the body; 0 if nobody answers.
 func (f Finder) get(ctx context.Context, path string) (code int, body string) {
+	return f.read(ctx, path, 64)
+}
+
+// read is get with more of the body.
+func (f Finder) read(ctx context.Context, path string, most int64) (code int, body string) {
 	limit := f.Limit
 	if limit == 0 {
 		limit = time.Second
@@ -118,7 +151,7 @@ func (f Finder) get(ctx context.Context, path string) (code int, body string) {
 		return 0, ""
 	}
 	defer func() { _ = res.Body.Close() }()
-	text, err := io.ReadAll(io.LimitReader(res.Body, 64))
+	text, err := io.ReadAll(io.LimitReader(res.Body, most))
 	if err != nil {
 		return 0, ""
 	}

@@ -50,6 +50,25 @@ func answering(t *testing.T, pages map[string]string) *http.Client {
 	}}}
 }
 
+func TestProgrammed(t *testing.T) {
+	const done, queued = "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds"
+	for metrics, want := range map[string]bool{
+		"": false,
+		"# HELP " + done + " x\n" + done + " 0\n":        false,
+		done + " 1.7e+09\n" + queued + " 1.7e+09\n":      true,
+		done + "{ip_family=\"IPv4\"} 1.7e+09\nother 0\n": true,
+		queued + " 3\n": false,
+		done + "{ip_family=\"IPv6\"} 1\n" + queued + "{ip_family=\"IPv4\"} 1\n":     false,
+		done + "{ip_family=\"IPv4\"} 0\n" + queued + "{ip_family=\"IPv4\"} 1\n":     false,
+		done + "{ip_family=\"IPv4\"} 2\n" + queued + "{ip_family=\"IPv4\"} 1e+09\n": true,
+	} {
+		f := Finder{Proc: mustProc(t), Client: answering(t, map[string]string{"/metrics": metrics})}
+		if have := f.Programmed(t.Context()); have != want {
+			t.Errorf("%q: have %v", metrics, have)
+		}
+	}
+}
+
 func TestFind(t *testing.T) {
 	silent := &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return nil, os.ErrDeadlineExceeded

@@ -112,16 +112,46 @@ func (w *world) migrates(t *testing.T, binary, kubeProxy string, m migration) {
 	w.mustFlow(t, reference("httpd-1", "httpd-4")...)
 	w.admin.mustApply(t, httpdSlice("10.244.0.4", "10.244.1.2", "10.244.2.2"))
 	w.mustFlow(t, reference(want...)...)
-	for _, l := range loads {
-		if err := l.Expect(0); err != nil {
-			t.Error(err)
-		}
-	}
-	end(t, w.proxy)
+	expectNoErrors(t, "to svcproxy", loads)
+	w.goesBack(t, binary, kubeProxy, m)
 	w.mustRun(t, "node1", "", binary, "cleanup")
 	if left := w.rules(t); strings.Contains(left, "KUBE-") || strings.Contains(left, "svcproxy") {
 		t.Errorf("after the clean-up there is\n%s", left)
 	}
+}
+
+func expectNoErrors(t *testing.T, way string, loads []*load.Load) {
+	t.Helper()
+	for _, l := range loads {
+		if err := l.Expect(0); err != nil {
+			t.Errorf("%s: %v", way, err)
+		}
+	}
+}
+
+// goesBack puts kube-proxy in svcproxy's place again. No request fails if it is in
+// iptables mode; in nftables mode it begins by removing what it knows of iptables rules,
+// before it has any of its own.
+func (w *world) goesBack(t *testing.T, binary, kubeProxy string, m migration) {
+	t.Helper()
+	mode := m.from
+	var loads []*load.Load
+	if mode == "iptables" {
+		loads = w.startLoads(t)
+	}
+	end(t, w.proxy)
+	w.proxy = w.startKubeProxy(t, kubeProxy, mode)
+	w.mustRun(t, "node1", "", binary, "cleanup", "--keep-kube-proxy="+mode)
+	if left := w.rules(t); strings.Contains(left, "table ip svcproxy") || mode != "iptables" && strings.Contains(left, "KUBE-SVC") {
+		t.Errorf("with kube-proxy back in mode %s there is\n%s", mode, left)
+	}
+	w.mustFlow(t, reference("httpd-1", "httpd-2", "httpd-3")...)
+	expectNoErrors(t, "back to kube-proxy", loads)
+	w.admin.mustApply(t, httpdSlice("10.244.0.4", "10.244.2.9"))
+	w.mustFlow(t, reference("httpd-1", "httpd-4")...)
+	w.admin.mustApply(t, httpdSlice("10.244.0.4", "10.244.1.2", "10.244.2.2"))
+	w.mustFlow(t, reference("httpd-1", "httpd-2", "httpd-3")...)
+	end(t, w.proxy)
 }
 
 func httpdSlice(addrs ...string) string {
@@ -206,6 +236,12 @@ func (w *world) mustSay(t *testing.T, text string) {
 // mustBeReady waits until svcproxy itself answers that it is ready.
 func (w *world) mustBeReady(t *testing.T) {
 	t.Helper()
+	eventually(t, time.Minute, func() error { return w.asksHealth(t, "/readyz") })
+}
+
+// asksHealth asks the node's health server.
+func (w *world) asksHealth(t *testing.T, path string) error {
+	t.Helper()
 	node := w.lab.Host("node1")
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -213,17 +249,15 @@ func (w *world) mustBeReady(t *testing.T) {
 			return node.DialContext(ctx, network, addr)
 		},
 	}}
-	eventually(t, time.Minute, func() error {
-		res, err := client.Get("http://" + nodeIP + ":10256/readyz")
-		if err != nil {
-			return err
-		}
-		defer res.Body.Close()
-		if res.StatusCode != http.StatusOK {
-			return fmt.Errorf("/readyz: %s", res.Status)
-		}
-		return nil
-	})
+	res, err := client.Get("http://" + nodeIP + ":10256" + path)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", path, res.Status)
+	}
+	return nil
 }
 
 // mustHaveNothingOf waits until nothing of kube-proxy is left but what svcproxy has
