@@ -20,8 +20,10 @@ func (p *Prober) Follow(u plan.Update) {
 	defer p.mu.Unlock()
 	touched := map[user]struct{}{}
 	for _, c := range u.Changed {
-		next := endpoints(c.New)
-		for e := range next {
+		if probedAlike(c.Old, c.New) { // as after a result of ours
+			continue
+		}
+		for e := range endpoints(c.New) {
 			p.join(e, c.New.Policy.Check, touched)
 		}
 		for e := range endpoints(c.Old) {
@@ -37,6 +39,16 @@ func (p *Prober) Follow(u plan.Update) {
 	}
 	p.gauge()
 	p.nudge()
+}
+
+// probedAlike reports whether both have the same endpoints and check.
+func probedAlike(a, b *plan.ServicePort) bool {
+	if a == nil || b == nil || a.Chosen().Check != b.Chosen().Check {
+		return false
+	}
+	sameAddr := func(a, b plan.Endpoint) bool { return a.Addr == b.Addr }
+	return slices.EqualFunc(a.Pools[plan.Cluster], b.Pools[plan.Cluster], sameAddr) &&
+		slices.EqualFunc(a.Pools[plan.Local], b.Pools[plan.Local], sameAddr)
 }
 
 // endpoints returns the endpoints of sp that are to be probed.
