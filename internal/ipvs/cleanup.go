@@ -38,7 +38,7 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 	entries, err := k.routing.List(ctx)
 	errs = append(errs, err)
 	for _, e := range entries {
-		if e.Table == route.SteerTable {
+		if e.Table == route.SteerTable || e.In == "lo" && e.Table == route.MainTable {
 			errs = append(errs, k.routing.Delete(ctx, e))
 		}
 	}
@@ -61,6 +61,17 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 		}
 	}
 	return errors.Join(append(errs, k.close())...)
+}
+
+// cleanupKubeProxy does the same, unless svcproxy is in this mode: then the device is its
+// own, and what kube-proxy left besides are sets.
+func cleanupKubeProxy(ctx context.Context, env dataplane.Env, o Options, k kernel) error {
+	for _, f := range plan.Families {
+		if exists, err := k.tables.Exists(ctx, table.Of(f)); exists || err != nil && !table.Lacks(err) {
+			return errors.Join(err, leftover.RemoveSets(env.Log, k.sets), k.close())
+		}
+	}
+	return cleanup(ctx, env, o, k)
 }
 
 // removeServers deletes our virtual servers.

@@ -22,7 +22,6 @@ import (
 	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
-	"github.com/svcproxy/svcproxy/internal/ipvs/leftover"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 	"github.com/svcproxy/svcproxy/internal/sys/ipset"
@@ -57,11 +56,9 @@ func Mode(o Options) dataplane.Mode {
 		New: func(env dataplane.Env) (dataplane.Backend, error) {
 			return newBackend(env, o, newKernel()), nil
 		},
-		Cleanup: func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, o, newKernel()) },
-		CleanupKubeProxy: func(_ context.Context, env dataplane.Env) error {
-			return leftover.RemoveSets(env.Log, newKernel().sets)
-		},
-		InForce: func(ctx context.Context, _ dataplane.Env) (bool, error) { return inForce(ctx, newKernel()) },
+		Cleanup:          func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, o, newKernel()) },
+		CleanupKubeProxy: func(ctx context.Context, env dataplane.Env) error { return cleanupKubeProxy(ctx, env, o, newKernel()) },
+		InForce:          func(ctx context.Context, _ dataplane.Env) (bool, error) { return inForce(ctx, newKernel()) },
 	}
 }
 

@@ -249,7 +249,7 @@ func (t *Takeover) attempt(ctx context.Context, rival *Rival, ended bool) error 
 			errs = append(errs, fmt.Errorf("remove the objects of mode %s: %w", o.Name, err))
 		}
 	}
-	if ended && rival == nil {
+	if rival == nil && (ended || len(inForce) > 0) {
 		if err := t.cfg.Leftovers(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("remove what a kube-proxy left: %w", err))
 		}

@@ -172,7 +172,7 @@ func TestOldModeGoesAfterTheProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		n.run()
-		n.mustDo(time.Hour, "hold", "release", "remove old", "tell ModeVerified")
+		n.mustDo(time.Hour, "hold", "release", "remove old", "remove leftovers", "tell ModeVerified")
 		if s := n.takeover.Status(); s.Verified.IsZero() || len(s.InForce) > 0 || n.takeover.Problem() != "" {
 			t.Errorf("the status is %+v, the problem %q", s, n.takeover.Problem())
 		}
@@ -199,7 +199,7 @@ func TestOldModeStaysWhileTheProbeFails(t *testing.T) {
 			t.Errorf("the problem is %q", p)
 		}
 		n.set(func() { n.works = true })
-		n.mustDo(time.Hour, "release", "remove old", "tell ModeVerified")
+		n.mustDo(time.Hour, "release", "remove old", "remove leftovers", "tell ModeVerified")
 	})
 }
 
@@ -210,7 +210,7 @@ func TestOldModeStaysWhileTheKernelDiffers(t *testing.T) {
 		n.run()
 		n.mustDo(time.Second/2, "hold", "release", "tell SelfProbeFailed")
 		n.set(func() { n.lines, n.did = nil, nil })
-		n.mustDo(time.Hour, "hold", "release", "remove old", "tell ModeVerified")
+		n.mustDo(time.Hour, "hold", "release", "remove old", "remove leftovers", "tell ModeVerified")
 	})
 }
 

@@ -84,7 +84,7 @@ func (w *world) suffer(d time.Duration) {
 		w.t.Logf("%s: round %d: %s", w.mode, rounds, what)
 		// In userspace mode the process carries the connections itself.
 		breaks := slices.ContainsFunc(round, func(a action) bool {
-			return a.breaks || w.mode == "userspace" && (a.name == "kill -9" || a.name == "restart" || a.name == "stop and continue")
+			return a.breaks || w.mode == "userspace" && (a.name == "kernel calls fail" || a.name == "kill -9" || a.name == "restart" || a.name == "stop and continue")
 		})
 		if breaks {
 			w.endLoad(what)
