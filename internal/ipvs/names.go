@@ -19,8 +19,12 @@ func (f *family) routes() []route.Entry {
 	if f.fam == plan.IPv6 {
 		all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
+	steered := table.MarkOf(table.SteerID, f.env.MasqueradeBit)
+	v6 := f.fam == plan.IPv6
 	return []route.Entry{
 		{Local: all, Table: route.SteerTable},
-		{V6: f.fam == plan.IPv6, Mark: table.MarkOf(table.SteerID, f.env.MasqueradeBit), Priority: table.RoutePriority, Table: route.SteerTable},
+		// Else the check of sources, where it looks at marks, would find all of them here.
+		{V6: v6, Mark: steered, Priority: table.RoutePriority - 1, Table: route.MainTable, In: "lo"},
+		{V6: v6, Mark: steered, Priority: table.RoutePriority, Table: route.SteerTable},
 	}
 }

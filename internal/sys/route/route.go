@@ -18,11 +18,15 @@ import (
 // (iproute2's rt_protos).
 const Protocol = 115
 
-// LocalTable is the kernel's own table of local addresses.
-const LocalTable = 255
+// LocalTable is the kernel's own table of local addresses, MainTable the one in which
+// most routes are.
+const (
+	LocalTable = 255
+	MainTable  = 254
+)
 
 // SteerTable is the table of ipvs mode, which settles its entries by itself: [Settle]
-// leaves them alone.
+// leaves them, and rules from lo to MainTable, alone.
 const SteerTable = 11500
 
 // Entry is a route or a rule. It is comparable.
@@ -108,7 +112,7 @@ func Settle(ctx context.Context, r Routing, want []Entry) (changes []string, err
 	}
 	var surplus []Entry
 	for _, e := range have {
-		if !missing[e] && e.Table != SteerTable {
+		if !missing[e] && e.Table != SteerTable && !(e.In == "lo" && e.Table == MainTable) {
 			surplus = append(surplus, e)
 		}
 		delete(missing, e)
