@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -130,5 +131,7 @@ func TestKernelEditsBesideChanges(t *testing.T) {
 		t.Errorf("in the end: %s", firstDifference(have, want))
 	}
 	cancel()
-	<-watching
+	if err := <-watching; !errors.Is(err, context.Canceled) {
+		t.Errorf("the watch ends with %v", err)
+	}
 }

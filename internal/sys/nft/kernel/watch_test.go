@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"runtime"
@@ -47,7 +48,9 @@ func watchSmall(t *testing.T, k *Tables) <-chan nft.Event {
 	}
 	t.Cleanup(func() {
 		cancel()
-		<-ended
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Watch ends with %v", err)
+		}
 	})
 	return told
 }
