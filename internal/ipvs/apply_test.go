@@ -752,3 +752,53 @@ func TestInterferenceIsNoticed(t *testing.T) {
 		}
 	}
 }
+
+// a Service that the kernel refuses is named; the others are written.
+func TestOneRefusedServiceAmongFifty(t *testing.T) {
+	p := manyServices(51)
+	odd := plan.ID{Namespace: "default", Name: "svc-7", Port: "http", Protocol: plan.TCP, Family: plan.IPv4}
+	oddKey := ipvs.ByAddr(ipvs.TCP, netip.AddrPortFrom(p.Services[odd].Frontends[0].Addr, 80))
+	for _, what := range []string{"create server", "create real server"} {
+		r := newRig()
+		b := r.backend(Options{}, plan.IPv4)
+		r.servers.Fail = func(_ int, op ipvs.Op) error {
+			if op.Name == what && op.Key == oddKey {
+				return unix.EINVAL
+			}
+			return nil
+		}
+		err := b.Apply(context.Background(), plan.Update{Plan: p})
+		var bad *dataplane.ObjectError
+		if !errors.As(err, &bad) || bad.ID != odd {
+			t.Fatalf("%s: have %v, want an error of %s", what, err, odd)
+		}
+		all, err := r.servers.Dump(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := 0
+		for _, e := range all {
+			if len(e.Real) == 5 {
+				whole++
+			}
+		}
+		if whole != 50 {
+			t.Errorf("%s: %d Services are whole, want 50", what, whole)
+		}
+		// The loop takes the Service out of the plan then.
+		without := &plan.Plan{Node: p.Node, Services: map[plan.ID]*plan.ServicePort{}}
+		for id, sp := range p.Services {
+			if id != odd {
+				without.Services[id] = sp
+			}
+		}
+		mustApply(t, b, plan.Update{Plan: without})
+		r.heal()
+		mustApply(t, b, plan.Update{Plan: p, Changed: []plan.Change{{ID: odd, New: p.Services[odd]}}})
+		fresh := newRig()
+		mustApply(t, fresh.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
+		if have, want := r.state(t), fresh.state(t); have != want {
+			t.Errorf("%s: %s", what, firstDifference(have, want))
+		}
+	}
+}
