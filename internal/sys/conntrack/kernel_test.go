@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -280,6 +281,38 @@ func BenchmarkDelete(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkMillionFlows is R-42: 50,000 stale flows go among a million. It needs
+// net.netfilter.nf_conntrack_max above 1,100,000 and runs with -bench MillionFlows.
+func BenchmarkMillionFlows(b *testing.B) {
+	const others, stale = 1_000_000, 50_000
+	if raw, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max"); err != nil {
+		b.Skipf("needs connection tracking: %v", err)
+	} else if most, _ := strconv.Atoi(strings.TrimSpace(string(raw))); most < others+2*stale {
+		b.Skipf("needs net.netfilter.nf_conntrack_max of %d, it is %d", others+2*stale, most)
+	}
+	inNamespace(b, func(tb testing.TB) {
+		c, err := ct.Dial(nil)
+		if err != nil {
+			tb.Error(err)
+			return
+		}
+		defer c.Close()
+		fill(tb, c, others, "10.62.0.99:53", "10.61.2.5:5354")
+		k := &Kernel{}
+		b.ReportAllocs()
+		for b.Loop() {
+			b.StopTimer()
+			fill(tb, c, stale, "10.62.0.10:53", "10.61.2.5:5353")
+			b.StartTimer()
+			n, err := k.DeleteUDP(b.Context(), []netip.AddrPort{ap("10.62.0.10:53")}, func(_, _ netip.AddrPort) bool { return true })
+			if err != nil || n != stale {
+				tb.Errorf("deleted %d, error %v", n, err)
+				return
+			}
+		}
+	})
 }
 
 // FuzzDecode: whatever a kernel may send, decoding does not panic.
