@@ -32,11 +32,7 @@ func (b *backend) begin(ctx context.Context) error {
 		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 			return fmt.Errorf("ask for the limit of open files: %w", err)
 		}
-		listening, connections := share(limit.Cur)
 		o := b.opts.Relay
-		if o.Descriptors == 0 {
-			o.Descriptors = connections
-		}
 		o.Inherited = in
 		r := relay.New(o)
 		if err := r.Start(); err != nil {
@@ -46,7 +42,7 @@ func (b *backend) begin(ctx context.Context) error {
 		if b.routes != nil {
 			return nil
 		}
-		b.ports = newPorts(r, b.opts.Blocks, b.opts.Ports, listening)
+		b.ports = newPorts(r, b.opts.Blocks, b.opts.Ports, int(min(limit.Cur, 1<<24)/2))
 		for _, f := range b.families {
 			f.sockets = b.ports
 		}

@@ -38,14 +38,6 @@ type ports struct {
 	open, most int
 }
 
-// share divides the descriptors that the process may have between listening sockets
-// and connections; a part is left for everything else.
-func share(limit uint64) (listening, connections int) {
-	const fewest = 16
-	half := int(min(limit, 1<<24)) / 2
-	return half, max(half-min(128, half/4), fewest)
-}
-
 // portOf is a port that one Service port has.
 type portOf struct {
 	family   plan.Family
