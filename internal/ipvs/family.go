@@ -77,7 +77,7 @@ type family struct {
 	reals    wants[realKey, real]
 	bound    wants[netip.Addr, struct{}]
 	steering bool                   // the rule and the route are there
-	node     map[table.Element]bool // elements that follow from the node
+	onNode   map[table.Element]bool // elements that follow from the node
 	// foreign are virtual servers that others made. adopting: nobody can tell, for
 	// what is recorded is gone; those that the plan wants are ours.
 	foreign  map[ipvs.Key]ipvs.Entry
@@ -94,6 +94,7 @@ type family struct {
 	batch  []nft.Op // of one transaction
 	bulk   []nft.Op // new elements, which may come in transactions after it
 	failed []error
+	node   string // its name
 }
 
 func newFamily(env dataplane.Env, opts Options, f plan.Family, k kernel, r *remarks) *family {
@@ -123,7 +124,7 @@ func (f *family) start() {
 	f.owners = map[ipvs.Key]plan.ID{}
 	f.reals = newWants[realKey, real]()
 	f.bound = newWants[netip.Addr, struct{}]()
-	f.steering, f.node = false, nil
+	f.steering, f.onNode = false, nil
 	f.foreign, f.adopting = map[ipvs.Key]ipvs.Entry{}, false
 	f.draining, f.retiring = map[realKey]*drain{}, map[ipvs.Key]retired{}
 	f.limits = map[realKey]time.Duration{}
@@ -133,7 +134,7 @@ func (f *family) start() {
 // carryOut makes the kernel do what u says for the family. listed are all virtual
 // servers, if the family is not known.
 func (f *family) carryOut(ctx context.Context, u plan.Update, listed []ipvs.Entry) error {
-	f.ctx, f.batch, f.bulk, f.failed = ctx, nil, nil, nil
+	f.ctx, f.batch, f.bulk, f.failed, f.node = ctx, nil, nil, nil, u.Plan.Node.Name
 	if !f.known {
 		if err := f.readBack(listed); err != nil {
 			return err
@@ -339,7 +340,7 @@ func (f *family) followNode(u plan.Update) {
 		return
 	}
 	now := f.nodeElements(u)
-	for e := range f.node {
+	for e := range f.onNode {
 		if !now[e] {
 			f.elements.Unwant(e)
 		}
@@ -347,7 +348,7 @@ func (f *family) followNode(u plan.Update) {
 	for e := range now {
 		f.elements.Want(e, table.Content{})
 	}
-	f.node = now
+	f.onNode = now
 }
 
 // nodeElements are the elements that follow from the node.

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
@@ -105,7 +106,7 @@ func onKernel(t *testing.T) kernel {
 	inNamespace(t)
 	k := newKernel()
 	t.Cleanup(func() { _ = k.close() })
-	if err := k.servers.Probe(context.Background(), ipvs.IPv4, defaultScheduler); errors.Is(err, ipvs.ErrMissing) {
+	if err := k.servers.Probe(context.Background(), ipvs.IPv4, scheduler.Default); errors.Is(err, ipvs.ErrMissing) {
 		t.Skip("needs ip_vs in the kernel")
 	} else if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -59,7 +60,7 @@ func Supports(ctx context.Context, f plan.Family) error {
 }
 
 func supports(ctx context.Context, f plan.Family, k kernel) error {
-	if err := checkSupport(ctx, k, table.ServerFamilyOf(f), defaultScheduler); err != nil {
+	if err := checkSupport(ctx, k, table.ServerFamilyOf(f), scheduler.Default); err != nil {
 		return err
 	}
 	s := table.Settings{Family: f, Bit: 14, Pods: plan.LocalPrefix}

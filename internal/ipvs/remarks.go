@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 )
@@ -44,8 +45,8 @@ func newRemarks() *remarks {
 }
 
 // choice is how virtual servers balance, as far as is known what the kernel has.
-func (r *remarks) choice(scheduler string) choice {
-	return choice{scheduler: scheduler, missing: strings.Join(slices.Sorted(maps.Keys(r.missing)), " ")}
+func (r *remarks) choice(name string) scheduler.Choice {
+	return scheduler.Choice{Scheduler: name, Missing: strings.Join(slices.Sorted(maps.Keys(r.missing)), " ")}
 }
 
 // say makes a remark on a Service once.
@@ -56,6 +57,16 @@ func (r *remarks) say(id plan.ID, reason plan.Reason, warning bool, what string)
 	}
 	r.said[key] = true
 	r.notes = append(r.notes, plan.Note{Kind: "Service", Namespace: id.Namespace, Name: id.Name, Reason: reason, Message: what, Warning: warning})
+}
+
+// sayOfNode makes a warning on the Node once.
+func (r *remarks) sayOfNode(node string, reason plan.Reason, what string) {
+	key := saidKey{plan.Name{Name: node}, reason, what}
+	if r.said[key] {
+		return
+	}
+	r.said[key] = true
+	r.notes = append(r.notes, plan.Note{Kind: "Node", Name: node, Reason: reason, Message: what, Warning: true})
 }
 
 // unsay forgets what was said about a Service that is gone.
@@ -75,16 +86,21 @@ func (b *backend) Remarks() []plan.Note {
 // withScheduler carries out an operation on a virtual server; one whose scheduler the
 // kernel lacks gets the default.
 func (f *family) withScheduler(v ipvs.VirtualServer, op func(ipvs.VirtualServer) error) error {
-	err := op(v)
-	if !errors.Is(err, ipvs.ErrNoScheduler) || v.Scheduler == defaultScheduler {
-		return err
+	if !f.remarks.missing[v.Scheduler] {
+		err := op(v)
+		if !errors.Is(err, ipvs.ErrNoScheduler) || v.Scheduler == scheduler.Default {
+			return err
+		}
+		f.remarks.missing[v.Scheduler] = true
 	}
-	f.remarks.missing[v.Scheduler] = true
+	const what = "this node's kernel has no IPVS scheduler %q, so that %q is used; load or install the kernel module ip_vs_%[1]s on the node, or choose another one with %[3]s"
 	id := f.owners[v.Key]
-	f.remarks.say(id, ReasonNoScheduler, true, fmt.Sprintf(
-		"this node's kernel has no IPVS scheduler %q, so that %q is used; load or install the kernel module ip_vs_%s on the node, or choose another one with the annotation svcproxy.io/ipvs-scheduler or ipvs.scheduler in the configuration",
-		v.Scheduler, defaultScheduler, v.Scheduler))
-	v.Scheduler, v.Flags = defaultScheduler, v.Flags&ipvs.Persistent
+	if svc := f.services[id]; svc != nil && svc.sp.Chosen().Scheduler == v.Scheduler {
+		f.remarks.say(id, ReasonNoScheduler, true, fmt.Sprintf(what, v.Scheduler, scheduler.Default, "the annotation svcproxy.io/ipvs-scheduler"))
+	} else {
+		f.remarks.sayOfNode(f.node, ReasonNoScheduler, fmt.Sprintf(what, v.Scheduler, scheduler.Default, "the field ipvs.scheduler of the configuration"))
+	}
+	v.Scheduler, v.Flags = scheduler.Default, v.Flags&ipvs.Persistent
 	f.servers.Want(v.Key, v)
 	return op(v)
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
@@ -14,7 +15,7 @@ import (
 // settings is everything but the Services that virtual servers and chains depend on.
 type settings struct {
 	table.Settings
-	choice choice
+	choice scheduler.Choice
 }
 
 // key stands for all of it, to compare.
@@ -200,7 +201,7 @@ func (r *rendered) add(k ipvs.Key, pool plan.Pool, s settings) {
 	if s.Family == plan.IPv6 {
 		v.ClientBits = 128
 	}
-	v.Scheduler, v.Flags = s.choice.of(r.sp)
+	v.Scheduler, v.Flags = s.choice.Of(r.sp)
 	if r.sp.Affinity > 0 {
 		v.Flags |= ipvs.Persistent
 		v.Timeout = wholeSeconds(r.sp.Affinity)

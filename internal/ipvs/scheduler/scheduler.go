@@ -1,4 +1,5 @@
-package ipvs
+// Package scheduler says how the virtual servers of a Service balance.
+package scheduler
 
 import (
 	"cmp"
@@ -9,33 +10,33 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 )
 
-// defaultScheduler balances where nothing is chosen, as with kube-proxy.
-const defaultScheduler = "rr"
+// Default balances where nothing is chosen, as with kube-proxy.
+const Default = "rr"
 
 // schedulers are those of Linux; each but the first is the kernel module ip_vs_NAME.
 var schedulers = [...]string{"rr", "wrr", "lc", "wlc", "fo", "ovf", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "twos"}
 
-// choice is how virtual servers balance.
-type choice struct {
-	scheduler string // of all Services that choose none; "" stands for rr
-	missing   string // schedulers that this kernel lacks, each in front of a space
+// Choice is how virtual servers balance.
+type Choice struct {
+	Scheduler string // of all Services that choose none; "" stands for rr
+	Missing   string // schedulers that this kernel lacks, each in front of a space
 }
 
 // isMissing reports whether the kernel is known to lack a scheduler.
-func (c choice) isMissing(scheduler string) bool {
-	return slices.Contains(strings.Fields(c.missing), scheduler)
+func (c Choice) isMissing(scheduler string) bool {
+	return slices.Contains(strings.Fields(c.Missing), scheduler)
 }
 
-// of returns a Service port's scheduler and the flags for it. Weights that differ have
+// Of returns a Service port's scheduler and the flags for it. Weights that differ have
 // no effect in rr and lc, so that their weighted kin are used where nobody asked for
 // the former.
-func (c choice) of(sp *plan.ServicePort) (string, ipvs.Flags) {
+func (c Choice) Of(sp *plan.ServicePort) (string, ipvs.Flags) {
 	p := sp.Chosen()
 	name := p.Scheduler
 	if !slices.Contains(schedulers[:], name) || c.isMissing(name) {
-		name = cmp.Or(c.scheduler, defaultScheduler)
+		name = cmp.Or(c.Scheduler, Default)
 		if c.isMissing(name) {
-			name = defaultScheduler
+			name = Default
 		}
 		if weighted := map[string]string{"rr": "wrr", "lc": "wlc"}[name]; weighted != "" && weightsDiffer(sp) && !c.isMissing(weighted) {
 			name = weighted
