@@ -89,7 +89,15 @@ CHAOS ?= -duration $(if $(CI),10s,20s)
 
 .PHONY: chaos
 chaos: packages root ## break each mode at random for a time (CHAOS='-duration 5m -seed 7 -modes nftables')
-	$(GO_TEST) -tags chaos -timeout 60m ./test/chaos -args $(CHAOS) | go run ./test/verdict -title 'chaos' -expected-skips test/expected-skips
+	$(GO_TEST) -tags chaos -timeout 60m -run TestChaos ./test/chaos -args $(CHAOS) | go run ./test/verdict -title 'chaos' -expected-skips test/expected-skips
+
+.PHONY: soak
+soak: packages root ## create and delete 10,000 Services 20 times (MODE=nftables)
+	go test -count=1 -v -tags chaos -timeout 120m -run TestSoak ./test/chaos -args -services 10000 -modes $(MODE)
+
+.PHONY: scale
+scale: packages root ## what 50,000 Services with 250,000 endpoints cost (MODE=nftables)
+	go test -count=1 -v -tags chaos -timeout 60m -run TestScale ./test/chaos -args -services 50000 -modes $(MODE)
 
 .PHONY: test-migration
 test-migration: packages root ## take over from kube-proxy 1.29, 1.33 and 1.37 under load; builds them first

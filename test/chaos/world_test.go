@@ -129,6 +129,7 @@ func mustWorld(t *testing.T, binary, mode string, random *rand.Rand) *world {
 kind: KubeProxyConfiguration
 mode: %s
 hostnameOverride: alder
+enableProfiling: true
 clusterCIDR: 10.61.0.0/16
 clientConnection: {kubeconfig: %q}
 iptables: {minSyncPeriod: 100ms, syncPeriod: 2s}
