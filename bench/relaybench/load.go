@@ -147,7 +147,7 @@ func connects(to netip.AddrPort, threads int, d time.Duration) (figure, error) {
 			} else {
 				failed.Add(1)
 			}
-			unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
+			_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
 		}
 	})
 	return summary(times, start, int(failed.Load())), nil
@@ -220,7 +220,7 @@ func datagrams(to netip.AddrPort, threads int, d time.Duration) (figure, error) 
 			messages[i].header.SetIovlen(1)
 		}
 		for time.Since(start) < d {
-			unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&messages[0])), uintptr(len(messages)), 0, 0, 0)
+			_, _, _ = unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&messages[0])), uintptr(len(messages)), 0, 0, 0)
 		}
 	})
 	seconds := time.Since(start).Seconds()
@@ -244,7 +244,7 @@ func askCount(to netip.AddrPort) (int, error) {
 		if _, err := c.Write([]byte("?")); err != nil {
 			return 0, err
 		}
-		c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		_ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
 		n, err := c.Read(buf)
 		if err != nil {
 			tries++ // lost in the queue

@@ -8,11 +8,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime/pprof"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,7 +47,7 @@ func ours(ctx context.Context, from, to netip.Addr, ready io.Writer) error {
 	<-ctx.Done()
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
-	r.Shutdown(now)
+	_ = r.Shutdown(now)
 	return nil
 }
 
@@ -195,16 +193,14 @@ func raiseLimit() error {
 }
 
 // role runs one of the processes of a measurement.
-func role(args []string, stdout io.Writer) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
+func role(ctx context.Context, args []string, stdout io.Writer) error {
 	if err := raiseLimit(); err != nil {
 		return err
 	}
 	addr := func(i int) netip.Addr { return netip.MustParseAddr(args[i]) }
 	switch {
 	case len(args) == 2 && args[0] == "server":
-		return serve(addr(1), stdout)
+		return serve(ctx, addr(1), stdout)
 	case len(args) == 3 && args[0] == "svcproxy":
 		return ours(ctx, addr(1), addr(2), stdout)
 	case len(args) == 3 && args[0] == "naive":

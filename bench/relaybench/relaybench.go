@@ -65,7 +65,7 @@ type result struct {
 // Run is the command.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) > 0 && args[0] == "role" {
-		return role(args[1:], stdout)
+		return role(ctx, args[1:], stdout)
 	}
 	b := &bench{log: stderr, threads: map[string]int{"bulk": 2, "connect": 8, "request": 1, "udp": 2}}
 	fs := flag.NewFlagSet("bench relay", flag.ContinueOnError)
@@ -271,7 +271,7 @@ func (b *bench) await(to netip.Addr) error {
 	for {
 		c, err := b.lab.Host("client").DialContext(context.Background(), "tcp", netip.AddrPortFrom(to, echoPort).String())
 		if err == nil {
-			c.SetDeadline(time.Now().Add(time.Second))
+			_ = c.SetDeadline(time.Now().Add(time.Second))
 			_, err = c.Write([]byte("x"))
 			if err == nil {
 				_, err = c.Read(make([]byte, 1))

@@ -1,6 +1,8 @@
 package relaybench
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -24,7 +26,7 @@ const chunk = 256 << 10
 
 // serve is the server process: as little work per connection and byte as can be, so
 // that it is not what is measured.
-func serve(addr netip.Addr, ready io.Writer) error {
+func serve(ctx context.Context, addr netip.Addr, ready io.Writer) error {
 	runtime.GOMAXPROCS(4)
 	debug.SetGCPercent(400)
 	echoFD, err := mustBind(netip.AddrPortFrom(addr, echoPort))
@@ -49,7 +51,12 @@ func serve(addr netip.Addr, ready io.Writer) error {
 	go func() { failed <- source(sourceFD) }()
 	go func() { failed <- count(udpFD) }()
 	fmt.Fprintln(ready, "ready")
-	return <-failed
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 // mustBind returns a listening, blocking socket.
@@ -110,7 +117,7 @@ func echo(listener int) error {
 			if n > 0 {
 				_, err = socket.Send(fd, buf[:n])
 			}
-			if n == 0 || err != nil && err != unix.EAGAIN {
+			if n == 0 || err != nil && !errors.Is(err, unix.EAGAIN) {
 				unix.Close(fd)
 			}
 		}
@@ -146,10 +153,10 @@ func count(fd int) error {
 	total := 0
 	for {
 		n, err := in.Receive(fd, 0)
-		if err == unix.EAGAIN {
+		if errors.Is(err, unix.EAGAIN) {
 			_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
 		}
-		if err != nil && err != unix.EINTR {
+		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("receiving datagrams: %w", err)
 		}
 		for i := range max(n, 0) {

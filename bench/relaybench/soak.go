@@ -250,7 +250,7 @@ func runSoak(ctx context.Context, d time.Duration, out io.Writer) error {
 	defer changes.Stop()
 	report := time.NewTicker(min(d/10, time.Minute))
 	defer report.Stop()
-	var first, last footprint
+	var seen []footprint
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -263,36 +263,45 @@ func runSoak(ctx context.Context, d time.Duration, out io.Writer) error {
 			if err != nil {
 				return err
 			}
-			if first == (footprint{}) {
-				first = u
-			}
-			last = u
+			seen = append(seen, u)
 			fmt.Fprintf(out, "%d exchanges, %d endpoints died, %d failures; heap %.1f MiB, RSS %.1f MiB, %d descriptors, %d goroutines\n",
 				s.done.Load(), s.deaths.Load(), s.failures.Load(), float64(u.heap)/(1<<20), u.rss/1024, u.descriptors, u.goroutines)
 		}
 	}
 	loads.Wait()
-	return s.verdict(first, last)
+	return s.verdict(seen)
 }
 
-// verdict compares the first measurement with the last; what flows happen to be open
-// makes a difference, growth makes a larger one.
-func (s *soak) verdict(first, last footprint) error {
+// verdict compares the first third of the measurements with the last, means of each:
+// how many flows happen to be open differs from one to the next.
+func (s *soak) verdict(seen []footprint) error {
 	var errs []error
 	if n := s.failures.Load(); n > 0 {
 		errs = append(errs, fmt.Errorf("%d failures, the last: %s", n, *s.lastError.Load()))
 	}
-	if last.heap > first.heap*3/2+16<<20 {
-		errs = append(errs, fmt.Errorf("the heap grew from %d to %d bytes", first.heap, last.heap))
+	third := len(seen) / 3
+	if third == 0 {
+		return errors.Join(append(errs, fmt.Errorf("%d measurements are too few: let it run longer", len(seen)))...)
 	}
-	if last.rss > first.rss*3/2+32<<10 {
-		errs = append(errs, fmt.Errorf("RSS grew from %.0f to %.0f KiB", first.rss, last.rss))
-	}
-	if last.descriptors > first.descriptors+100 {
-		errs = append(errs, fmt.Errorf("descriptors grew from %d to %d", first.descriptors, last.descriptors))
-	}
-	if last.goroutines > first.goroutines+100 {
-		errs = append(errs, fmt.Errorf("goroutines grew from %d to %d", first.goroutines, last.goroutines))
+	for _, m := range []struct {
+		what  string
+		slack float64
+		of    func(footprint) float64
+	}{
+		{"the heap, MiB", 16, func(f footprint) float64 { return float64(f.heap) / (1 << 20) }},
+		{"RSS, MiB", 32, func(f footprint) float64 { return f.rss / 1024 }},
+		{"descriptors", 100, func(f footprint) float64 { return float64(f.descriptors) }},
+		{"goroutines", 50, func(f footprint) float64 { return float64(f.goroutines) }},
+	} {
+		mean := func(part []footprint) (sum float64) {
+			for _, f := range part {
+				sum += m.of(f) / float64(len(part))
+			}
+			return sum
+		}
+		if first, last := mean(seen[:third]), mean(seen[len(seen)-third:]); last > first*5/4+m.slack {
+			errs = append(errs, fmt.Errorf("%s: from %.1f to %.1f", m.what, first, last))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -71,14 +71,14 @@ func TestHalfCloseIsPassedOn(t *testing.T) {
 	s := r.NewService("default/web")
 	s.Update(servicePort(mustServe(t, func(c *net.TCPConn) { // answers when all was said
 		all, _ := io.ReadAll(c)
-		c.Write([]byte("got " + string(all)))
-		c.CloseWrite()
-		c.Read(make([]byte, 1))
+		_, _ = c.Write([]byte("got " + string(all)))
+		_ = c.CloseWrite()
+		_, _ = c.Read(make([]byte, 1))
 		c.Close()
 	})))
 	c := mustDial(t, mustListen(t, r, plan.TCP, s).Addr())
-	c.Write([]byte("hello"))
-	c.CloseWrite()
+	_, _ = c.Write([]byte("hello"))
+	_ = c.CloseWrite()
 	got, err := io.ReadAll(c)
 	if err != nil || string(got) != "got hello" {
 		t.Errorf("got %q, err %v", got, err)
@@ -91,17 +91,17 @@ func TestAHalfCloseOfTheEndpointLeavesTheOtherHalf(t *testing.T) {
 	s := r.NewService("default/web")
 	got := make(chan string, 1)
 	s.Update(servicePort(mustServe(t, func(c *net.TCPConn) {
-		c.CloseWrite()
+		_ = c.CloseWrite()
 		all, _ := io.ReadAll(c)
 		got <- string(all)
 		c.Close()
 	})))
 	c := mustDial(t, mustListen(t, r, plan.TCP, s).Addr())
-	if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 		t.Fatalf("read %d, err %v; want the end", n, err)
 	}
-	c.Write([]byte("still here"))
-	c.CloseWrite()
+	_, _ = c.Write([]byte("still here"))
+	_ = c.CloseWrite()
 	if all := <-got; all != "still here" {
 		t.Errorf("the endpoint got %q", all)
 	}
@@ -113,10 +113,10 @@ func TestResetsArePassedOn(t *testing.T) {
 	ended := make(chan error, 1)
 	s.Update(servicePort(mustServe(t, func(c *net.TCPConn) {
 		defer c.Close()
-		c.Write([]byte("x"))
+		_, _ = c.Write([]byte("x"))
 		one := make([]byte, 1)
 		if _, err := c.Read(one); err == nil && one[0] == 'r' {
-			c.SetLinger(0)
+			_ = c.SetLinger(0)
 			return
 		}
 		_, err := c.Read(one)
@@ -124,15 +124,15 @@ func TestResetsArePassedOn(t *testing.T) {
 	})))
 	ln := mustListen(t, r, plan.TCP, s)
 	c := mustDial(t, ln.Addr())
-	c.Read(make([]byte, 1))
-	c.Write([]byte("r"))
+	_, _ = c.Read(make([]byte, 1))
+	_, _ = c.Write([]byte("r"))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the endpoint resets: the client sees %v", err)
 	}
 	c = mustDial(t, ln.Addr())
-	c.Read(make([]byte, 1))
-	c.Write([]byte("c"))
-	c.SetLinger(0)
+	_, _ = c.Read(make([]byte, 1))
+	_, _ = c.Write([]byte("c"))
+	_ = c.SetLinger(0)
 	c.Close()
 	if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the client resets: the endpoint sees %v", err)
@@ -214,8 +214,8 @@ func TestASlowReaderHoldsBackOnlyItself(t *testing.T) {
 	s.Update(servicePort(mustServe(t, func(c *net.TCPConn) {
 		defer c.Close()
 		one := make([]byte, 1)
-		if c.Read(one); one[0] == 'e' {
-			c.Write(one)
+		if _, err := c.Read(one); err == nil && one[0] == 'e' {
+			_, _ = c.Write(one)
 			return
 		}
 		for data := make([]byte, 1<<20); ; { // until the relay takes no more, and beyond
@@ -227,7 +227,7 @@ func TestASlowReaderHoldsBackOnlyItself(t *testing.T) {
 	ln := mustListen(t, r, plan.TCP, s)
 	for range 4 {
 		slow := mustDial(t, ln.Addr())
-		slow.Write([]byte("s"))
+		_, _ = slow.Write([]byte("s"))
 	}
 	last := uint64(0)
 	eventually(t, "the streams stand still", func() bool {
@@ -288,8 +288,8 @@ func TestShutdownWaitsForConnections(t *testing.T) {
 		return errors.Is(err, syscall.ECONNREFUSED)
 	})
 	mustExchange(t, c, "still served")
-	c.CloseWrite()
-	io.ReadAll(c)
+	_ = c.CloseWrite()
+	_, _ = io.ReadAll(c)
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
@@ -307,8 +307,8 @@ func TestProxyProtocolComesFirst(t *testing.T) {
 		s.Update(sp)
 		ln := mustListen(t, r, plan.TCP, s)
 		c := mustDial(t, ln.Addr())
-		c.Write([]byte("payload"))
-		c.CloseWrite()
+		_, _ = c.Write([]byte("payload"))
+		_ = c.CloseWrite()
 		all, err := io.ReadAll(c)
 		if err != nil {
 			t.Fatal(err)

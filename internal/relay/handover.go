@@ -88,7 +88,7 @@ func (r *Relay) handOver(ctx context.Context, conn *net.UnixConn) error {
 		r.mu.Unlock()
 		ln.stop(false)
 	}
-	conn.SetDeadline(time.Now().Add(handoverWait))
+	_ = conn.SetDeadline(time.Now().Add(handoverWait))
 	_, err = conn.Write(done[:])
 	if err != nil {
 		r.opts.Log.Warn("telling the successor that accepting has stopped", "err", err)
@@ -107,8 +107,8 @@ func (r *Relay) give(conn *net.UnixConn) ([]*Listener, error) {
 		}
 	}
 	r.mu.Unlock()
-	conn.SetDeadline(time.Now().Add(handoverWait))
-	defer conn.SetDeadline(time.Time{})
+	_ = conn.SetDeadline(time.Now().Add(handoverWait))
+	defer func() { _ = conn.SetDeadline(time.Time{}) }()
 	for _, ln := range given {
 		if err := sendSocket(conn, bequest{ln.config.Key, ln.config.Protocol, ln.config.Addr}, ln.fd); err != nil {
 			return nil, err
@@ -229,13 +229,13 @@ func Inherit(ctx context.Context, path string) (*Inheritance, error) {
 	}
 	conn := c.(*net.UnixConn)
 	in := &Inheritance{conn: conn, sockets: make(map[socketName]map[netip.AddrPort]int)}
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if err := sameUser(conn); err != nil {
 		in.abandon()
 		return nil, err
 	}
-	conn.SetDeadline(time.Now().Add(handoverWait))
+	_ = conn.SetDeadline(time.Now().Add(handoverWait))
 	for {
 		b, fd, err := receiveSocket(conn)
 		if err != nil {
@@ -243,7 +243,7 @@ func Inherit(ctx context.Context, path string) (*Inheritance, error) {
 			return nil, err
 		}
 		if fd < 0 {
-			conn.SetDeadline(time.Time{})
+			_ = conn.SetDeadline(time.Time{})
 			return in, nil
 		}
 		name := socketName{b.Key, b.Protocol}
@@ -282,7 +282,7 @@ func (in *Inheritance) Addrs(key string, p plan.Protocol) []netip.AddrPort {
 // nobody took are closed.
 func (in *Inheritance) Done() error {
 	defer in.abandon()
-	in.conn.SetDeadline(time.Now().Add(handoverWait))
+	_ = in.conn.SetDeadline(time.Now().Add(handoverWait))
 	var done [1]byte
 	if _, err := in.conn.Write(done[:]); err != nil {
 		return fmt.Errorf("telling the predecessor to stop accepting: %w", err)

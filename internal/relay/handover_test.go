@@ -110,7 +110,7 @@ func exchange(at string) error {
 		return err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	if _, err := c.Write([]byte("x")); err != nil {
 		return err
 	}

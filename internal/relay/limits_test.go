@@ -116,13 +116,13 @@ func TestDescriptorLimit(t *testing.T) {
 				}
 				switch i % 3 {
 				case 0: // a reset at once
-					c.(*net.TCPConn).SetLinger(0)
+					_ = c.(*net.TCPConn).SetLinger(0)
 					c.Close()
 				case 1: // a byte, and nothing more
-					c.Write([]byte("x"))
+					_, _ = c.Write([]byte("x"))
 					held = append(held, c)
 				case 2: // half open
-					c.(*net.TCPConn).CloseWrite()
+					_ = c.(*net.TCPConn).CloseWrite()
 					held = append(held, c)
 				}
 			}
@@ -159,7 +159,7 @@ func limitedRelay(endpoint string) {
 		addrs = append(addrs, ln.Addr().String())
 	}
 	os.Stdout.WriteString(strings.Join(addrs, " ") + "\n")
-	io.Copy(io.Discard, os.Stdin)
+	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
 // TestNothingIsLeftBehind counts descriptors and goroutines around everything that a
@@ -167,7 +167,7 @@ func limitedRelay(endpoint string) {
 func TestNothingIsLeftBehind(t *testing.T) {
 	endpoint := mustServe(t, func(c *net.TCPConn) {
 		defer c.Close()
-		io.Copy(c, io.LimitReader(c, 1<<20))
+		_, _ = io.Copy(c, io.LimitReader(c, 1<<20))
 	})
 	descriptors := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")
@@ -195,13 +195,13 @@ func TestNothingIsLeftBehind(t *testing.T) {
 			defer c.Close()
 			switch i % 3 {
 			case 0:
-				c.(*net.TCPConn).SetLinger(0)
+				_ = c.(*net.TCPConn).SetLinger(0)
 			case 1:
-				c.Write(make([]byte, 4<<20)) // more than is taken
+				_, _ = c.Write(make([]byte, 4<<20)) // more than is taken
 			case 2:
-				c.Write([]byte("x"))
-				c.(*net.TCPConn).CloseWrite()
-				io.ReadAll(c)
+				_, _ = c.Write([]byte("x"))
+				_ = c.(*net.TCPConn).CloseWrite()
+				_, _ = io.ReadAll(c)
 			}
 		})
 	}

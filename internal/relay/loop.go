@@ -138,7 +138,7 @@ func (l *loop) remove(fd int, w watch) {
 	if w.generation == 0 {
 		return
 	}
-	unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
+	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 	l.forget(w)
 }
 
@@ -155,7 +155,7 @@ func (l *loop) post(f func()) bool {
 	if wake {
 		var one [8]byte
 		binary.NativeEndian.PutUint64(one[:], 1)
-		unix.Write(l.wake, one[:])
+		_, _ = unix.Write(l.wake, one[:])
 	}
 	return true
 }
@@ -166,7 +166,7 @@ type waker loop
 func (w *waker) ready(uint32) {
 	l := (*loop)(w)
 	var count [8]byte
-	unix.Read(l.wake, count[:])
+	_, _ = unix.Read(l.wake, count[:])
 	l.mu.Lock()
 	posted := l.posted
 	l.posted = nil

@@ -180,7 +180,7 @@ func (s *side) drain() (int, error) {
 
 // pipeSize is what a pipe is asked to hold. The kernel may refuse, and a pipe holds
 // less when packets are small.
-const pipeSize = 512 << 10
+const pipeSize = 1 << 20
 
 // maxPipes bounds the pipes of a loop, and with them what readers that are slow keep in
 // the kernel besides their sockets. Streams beyond it are read and written.

@@ -91,7 +91,10 @@ func TestPackets(t *testing.T) {
 	if err := l.Host("node").Start(relay); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { relay.Process.Kill(); relay.Wait() })
+	t.Cleanup(func() {
+		_ = relay.Process.Kill()
+		_ = relay.Wait()
+	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the relay says %q, %v", line, err)
 	}

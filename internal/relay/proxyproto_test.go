@@ -22,11 +22,11 @@ func parseProxy(b []byte) (proxied, []byte, error) {
 	if rest, ok := bytes.CutPrefix(b, []byte(proxySignature)); ok {
 		return parseProxy2(rest)
 	}
-	line, rest, ok := bytes.Cut(b[:min(len(b), 107)], []byte("\r\n"))
+	line, _, ok := bytes.Cut(b[:min(len(b), 107)], []byte("\r\n"))
 	if !ok {
 		return proxied{}, nil, errors.New("no end of line in 107 bytes")
 	}
-	rest = b[len(line)+2:]
+	rest := b[len(line)+2:]
 	f := strings.Split(string(line), " ")
 	if len(f) != 6 || f[0] != "PROXY" || f[1] != "TCP4" && f[1] != "TCP6" {
 		return proxied{}, nil, fmt.Errorf("line %q", line)

@@ -22,7 +22,7 @@ func mustStart(t *testing.T, o Options) *Relay {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		r.Shutdown(ctx)
+		_ = r.Shutdown(ctx)
 	})
 	return r
 }
@@ -72,7 +72,7 @@ func mustServe(t *testing.T, handle func(*net.TCPConn)) netip.AddrPort {
 }
 
 func echo(c *net.TCPConn) {
-	io.Copy(c, c)
+	_, _ = io.Copy(c, c)
 	c.Close()
 }
 
@@ -83,7 +83,7 @@ func mustDial(t *testing.T, to netip.AddrPort) *net.TCPConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	return c
 }
 
@@ -99,8 +99,8 @@ func TestBytesGoBothWays(t *testing.T) {
 			sent[i] = byte(i * 7 >> 3)
 		}
 		go func() {
-			c.Write(sent)
-			c.CloseWrite()
+			_, _ = c.Write(sent)
+			_ = c.CloseWrite()
 		}()
 		got, err := io.ReadAll(c)
 		if err != nil || string(got) != string(sent) {

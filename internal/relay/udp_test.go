@@ -34,7 +34,7 @@ func mustServeUDP(t *testing.T, name string) netip.AddrPort {
 			if err != nil {
 				return
 			}
-			c.WriteToUDPAddrPort(append([]byte(name), buf[:n]...), from)
+			_, _ = c.WriteToUDPAddrPort(append([]byte(name), buf[:n]...), from)
 		}
 	}()
 	return c.LocalAddr().(*net.UDPAddr).AddrPort()
@@ -47,7 +47,7 @@ func mustDialUDP(t *testing.T, to netip.AddrPort) *net.UDPConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	return c
 }
 

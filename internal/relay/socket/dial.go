@@ -1,6 +1,7 @@
 package socket
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -32,7 +33,7 @@ func Dial(d Dialing) (int, error) {
 		return -1, err
 	}
 	err = Connect(fd, d.To)
-	if err != nil && err != unix.EINPROGRESS {
+	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		unix.Close(fd)
 		return -1, fmt.Errorf("connecting to %s: %w", d.To, err)
 	}

@@ -276,6 +276,6 @@ func KeepAlive(fd int, after time.Duration) error {
 
 // Reset closes a TCP socket so that its peer sees a reset.
 func Reset(fd int) {
-	unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	unix.Close(fd)
 }
