@@ -293,6 +293,25 @@ func TestDrainAfterRestart(t *testing.T) {
 	wantWeight(t, r, podA, -1)
 }
 
+// Reading the kernel back gives nobody more time.
+func TestDeadlinesOutliveInvalidate(t *testing.T) {
+	r := newRig()
+	b := r.backend(Options{DrainTimeout: time.Minute}, plan.IPv4)
+	two, one := webPlan(nil, 1, 2), webPlan(nil, 2)
+	mustApply(t, b, plan.Update{Plan: two})
+	r.servers.SetLive(webKey, podA, 1, 0, 0)
+	mustApply(t, b, difference(two, one))
+	for range 6 {
+		wantWeight(t, r, podA, 0)
+		r.clock = r.clock.Add(10 * time.Second)
+		b.Invalidate()
+		mustApply(t, b, plan.Update{Plan: one})
+	}
+	r.clock = r.clock.Add(time.Second)
+	mustApply(t, b, plan.Update{Plan: one})
+	wantWeight(t, r, podA, -1)
+}
+
 // A Service whose affinity is shorter than the kernel can keep it is told so, once.
 func TestShortAffinity(t *testing.T) {
 	r := newRig()

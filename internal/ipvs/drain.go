@@ -113,6 +113,17 @@ func (f *family) beginDrain(k realKey, now time.Time) {
 		}
 		f.reals.Have(k, real{forwarding: have.forwarding})
 	}
+	until, ok := f.deadlines[k]
+	if !ok {
+		until = now.Add(f.limitOf(k))
+	}
+	delete(f.deadlines, k)
+	delete(f.limits, k)
+	f.draining[k] = &drain{until: until, look: now.Add(firstLook), pause: firstLook}
+}
+
+// limitOf is for how long flows to a real server that goes may go on.
+func (f *family) limitOf(k realKey) time.Duration {
 	limit, ok := f.limits[k]
 	if !ok { // it was gone before this process looked
 		if svc := f.services[f.owners[k.server]]; svc != nil {
@@ -120,8 +131,7 @@ func (f *family) beginDrain(k realKey, now time.Time) {
 		}
 		limit = cmp.Or(limit, f.opts.drainTimeout())
 	}
-	delete(f.limits, k)
-	f.draining[k] = &drain{until: now.Add(limit), look: now.Add(firstLook), pause: firstLook}
+	return limit
 }
 
 // isIdle reports whether a real server has no connections. Clients that are remembered

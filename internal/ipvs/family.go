@@ -86,8 +86,10 @@ type family struct {
 	draining map[realKey]*drain
 	retiring map[ipvs.Key]retired
 	limits   map[realKey]time.Duration // of flows to real servers that go, unless it is the default
-	// mine are the virtual servers that were ours when the kernel was known last.
-	mine map[ipvs.Key]bool
+	// mine are the virtual servers that were ours when the kernel was known last,
+	// deadlines those of the real servers that drained then.
+	mine      map[ipvs.Key]bool
+	deadlines map[realKey]time.Time
 
 	// For the time of one apply.
 	ctx    context.Context
@@ -107,6 +109,10 @@ func (f *family) forget() {
 		f.mine = map[ipvs.Key]bool{}
 		for k := range f.servers.All() {
 			f.mine[k] = true
+		}
+		f.deadlines = map[realKey]time.Time{}
+		for k, d := range f.draining {
+			f.deadlines[k] = d.until
 		}
 	}
 	f.known, f.caughtUp = false, false
