@@ -310,6 +310,18 @@ func TestDeadlinesOutliveInvalidate(t *testing.T) {
 	r.clock = r.clock.Add(time.Second)
 	mustApply(t, b, plan.Update{Plan: one})
 	wantWeight(t, r, podA, -1)
+
+	// One that came back and goes again has all of it.
+	mustApply(t, b, difference(one, two))
+	r.servers.SetLive(webKey, podA, 1, 0, 0)
+	mustApply(t, b, difference(two, one))
+	b.Invalidate()
+	mustApply(t, b, difference(one, two))
+	r.clock = r.clock.Add(time.Hour)
+	mustApply(t, b, difference(two, one))
+	r.clock = r.clock.Add(30 * time.Second)
+	mustApply(t, b, plan.Update{Plan: one})
+	wantWeight(t, r, podA, 0)
 }
 
 // A Service whose affinity is shorter than the kernel can keep it is told so, once.

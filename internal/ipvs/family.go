@@ -158,7 +158,7 @@ func (f *family) carryOut(ctx context.Context, u plan.Update, listed []ipvs.Entr
 	if err := f.write(u.Plan.Node); err != nil {
 		return err
 	}
-	f.caughtUp, f.inForce = true, true
+	f.caughtUp, f.inForce, f.deadlines = true, true, nil
 	return errors.Join(f.failed...)
 }
 
