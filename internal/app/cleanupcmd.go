@@ -48,8 +48,8 @@ func newCleanup(env Env) *cobra.Command {
 		Short: "Remove every trace of the proxy, and of kube-proxy, from the kernel",
 		Long: `cleanup removes the rules and other objects of every mode, and kube-proxy's own, and
 nothing else. It needs no API server and may be repeated. "svcproxy --cleanup" does
-the same. What kube-proxy's ipvs mode leaves besides rules (the device kube-ipvs0,
-virtual servers, ipsets) stays until svcproxy has that mode.`,
+the same. Of kube-proxy that is chains of any age, its nftables tables, the device
+kube-ipvs0 with its virtual servers, and ipsets.`,
 		Example: `  svcproxy cleanup                 before svcproxy is taken off a node
   svcproxy cleanup --kube-proxy    while svcproxy runs, after kube-proxy was ended
   svcproxy cleanup --keep-kube-proxy=iptables    when kube-proxy is back, in iptables mode`,
