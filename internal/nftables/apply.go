@@ -56,7 +56,6 @@ type family struct {
 
 	// For the time of one apply.
 	trust  bool                                 // what is not among the suspects is as the plan before said
-	before map[plan.ID]*service                 // while trust: the Services of the plan before
 	listed map[string]map[nft.Tuple]nft.Element // what a listing found and nobody asked for yet
 	round  int
 	batch  []nft.Op
@@ -84,7 +83,7 @@ func newFamily(env dataplane.Env, f plan.Family, t nft.Tables) *family {
 func (f *family) forget() {
 	f.known, f.caughtUp = false, false
 	f.listed, f.batch, f.leads = nil, nil, nil
-	f.suspects, f.trust, f.before = nil, false, nil
+	f.suspects, f.trust = nil, false
 	f.tidyAt = time.Time{}
 }
 

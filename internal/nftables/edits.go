@@ -27,7 +27,10 @@ func (f *family) diff(id plan.ID, old, new *rendered) *edits.Edits {
 		fr := &old.fronts[i]
 		c.before[string(fr.key)] = fr
 	}
-	moved := c.movedSlots()
+	var moved []slots.Move
+	if old.service != nil && new.service != nil {
+		moved = slots.Moves(old.slots, new.slots)
+	}
 	for i := range new.fronts {
 		fr := &new.fronts[i]
 		was := c.before[string(fr.key)]
@@ -45,36 +48,6 @@ func (f *family) diff(id plan.ID, old, new *rendered) *edits.Edits {
 	}
 	c.references()
 	return c.edits
-}
-
-// moved is a slot whose endpoint differs; an invalid address is none.
-type movedSlot struct {
-	pool     plan.Pool
-	slot     int
-	old, new netip.AddrPort
-}
-
-func (c *change) movedSlots() []movedSlot {
-	var out []movedSlot
-	if c.old.service == nil || c.new.service == nil {
-		return nil
-	}
-	for pool := range c.new.slots {
-		a, b := c.old.slots[pool], c.new.slots[pool]
-		for i := range max(len(a), len(b)) {
-			m := movedSlot{pool: plan.Pool(pool), slot: i}
-			if i < len(a) {
-				m.old = a[i]
-			}
-			if i < len(b) {
-				m.new = b[i]
-			}
-			if m.old != m.new {
-				out = append(out, m)
-			}
-		}
-	}
-	return out
 }
 
 // slotElement is the element of one slot, and its map.
@@ -146,7 +119,7 @@ func (c *change) removeFront(fr *front) {
 }
 
 // changeFront writes only what differs.
-func (c *change) changeFront(was, fr *front, moved []movedSlot) {
+func (c *change) changeFront(was, fr *front, moved []slots.Move) {
 	for pool := range fr.uses {
 		p := plan.Pool(pool)
 		switch {
@@ -157,15 +130,15 @@ func (c *change) changeFront(was, fr *front, moved []movedSlot) {
 		}
 	}
 	for _, m := range moved {
-		if !fr.uses[m.pool] || !was.uses[m.pool] {
+		if !fr.uses[m.Pool] || !was.uses[m.Pool] {
 			continue
 		}
-		set, old := was.slotElement(m.pool, m.slot, m.old)
-		_, e := fr.slotElement(m.pool, m.slot, m.new)
+		set, old := was.slotElement(m.Pool, m.Slot, m.Old)
+		_, e := fr.slotElement(m.Pool, m.Slot, m.New)
 		switch {
-		case !m.old.IsValid():
+		case !m.Old.IsValid():
 			c.edits.Insert(edits.Fresh, set, e)
-		case !m.new.IsValid():
+		case !m.New.IsValid():
 			c.edits.Remove(edits.Stale, set, old)
 		default:
 			c.edits.Replace(edits.Replaced, set, old, e)

@@ -160,9 +160,6 @@ func (f *family) take(set string, key nft.Tuple, end bool) (nft.Element, bool) {
 // adopt reads from a listing which slots the endpoints of a Service port have.
 func (f *family) adopt(sp *plan.ServicePort) [2][]netip.AddrPort {
 	var out [2][]netip.AddrPort
-	if f.trust {
-		return f.before[sp.ID].slots
-	}
 	if len(f.listed) == 0 {
 		return out
 	}

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/edits"
 	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -52,7 +54,7 @@ func (f *family) trusts(set string, key nft.Tuple) bool {
 // recheck repairs the state of the plan before. If it cannot be trusted in general,
 // everything is read back.
 func (f *family) recheck() error {
-	suspects, before, s := f.suspects, f.services, f.settings
+	suspects, before, refs, s := f.suspects, f.services, f.refs, f.settings
 	c, err := f.tables.ReadSome(f.ctx, f.table, func(s *nft.Set) bool { return !f.large(s.Name) })
 	if errors.Is(err, nft.ErrNoTable) || err == nil && !(f.fits(c) && c.Hooked() && f.whole(c)) {
 		f.forget()
@@ -72,11 +74,11 @@ func (f *family) recheck() error {
 			f.listed[set][e.Key] = e
 		}
 	}
-	f.suspects, f.trust, f.before, f.inForce = suspects, true, before, true
+	f.suspects, f.trust, f.refs, f.inForce = suspects, true, refs, true
 	f.begin()
-	f.restore()
+	f.restore(before)
 	f.finish(true)
-	f.suspects, f.trust, f.before = nil, false, nil
+	f.suspects, f.trust = nil, false
 	f.commit()
 	f.sweep()
 	f.sweeps = nil
@@ -94,14 +96,52 @@ func (f *family) whole(c *nft.Contents) bool {
 	return true
 }
 
-// restore compares the Services of the plan before.
-func (f *family) restore() {
-	for _, id := range slices.SortedFunc(maps.Keys(f.before), plan.ID.Compare) {
-		p := pending{id: id, sp: f.before[id].sp}
-		f.prepare(&p, f.settings, true)
-		f.move(&p)
-		if f.err != nil {
-			return
+// restore puts the Services of the plan before in place again, and writes what is
+// missing of those whose elements others changed.
+func (f *family) restore(before map[plan.ID]*service) {
+	touched, all := f.touchedFronts()
+	none := f.settings.render(nil)
+	for id, svc := range before {
+		r := f.settings.render(svc)
+		for _, o := range r.objects {
+			f.retain(o)
+		}
+		f.services[id] = svc
+		f.sticky += count(r.hasAffinity())
+		if !all && !slices.ContainsFunc(r.fronts, func(fr front) bool { return touched[nft.Tuple(fr.key)] }) {
+			continue
+		}
+		c := &change{f: f, old: none, new: r, edits: &edits.Edits{Owner: id}}
+		for i := range r.fronts {
+			c.addFront(&r.fronts[i])
+		}
+		f.emit(c.edits)
+	}
+	c := &change{f: f, edits: &edits.Edits{}}
+	for k := range f.refs.counts {
+		if set := k.kind.set(); len(f.suspects[set]) > 0 {
+			c.add(edits.Fresh, set, k.element(f.fam))
 		}
 	}
+	f.emit(c.edits)
+}
+
+// touchedFronts returns the keys of frontends whose elements others changed; all if
+// it cannot be told.
+func (f *family) touchedFronts() (keys map[nft.Tuple]bool, all bool) {
+	const slot = 4 // bytes of its number, at the end of a key
+	keys = map[nft.Tuple]bool{}
+	for set, suspects := range f.suspects {
+		for k := range suspects {
+			switch {
+			case set == setServices || set == setNodePorts:
+				keys[k] = true
+			case set == setEndpoints || set == setPortEndpoints:
+				keys[k[:max(0, len(k)-slot)]] = true
+			case strings.HasPrefix(set, setSticky):
+				all = true
+			}
+		}
+	}
+	return keys, all
 }

@@ -140,3 +140,31 @@ func Draws(places int) int {
 	const bits = 32
 	return int(math.Ceil(bits / -math.Log2(1-float64(fewest)/float64(places))))
 }
+
+// Move is a slot whose endpoint differs; an invalid address is none.
+type Move struct {
+	Pool     plan.Pool
+	Slot     int
+	Old, New netip.AddrPort
+}
+
+// Moves compares the slots of both pools of a Service port.
+func Moves(old, new [2][]netip.AddrPort) []Move {
+	var out []Move
+	for pool := range new {
+		a, b := old[pool], new[pool]
+		for i := range max(len(a), len(b)) {
+			m := Move{Pool: plan.Pool(pool), Slot: i}
+			if i < len(a) {
+				m.Old = a[i]
+			}
+			if i < len(b) {
+				m.New = b[i]
+			}
+			if m.Old != m.New {
+				out = append(out, m)
+			}
+		}
+	}
+	return out
+}
