@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/pprof"
 	"strings"
 	"time"
@@ -19,8 +20,10 @@ import (
 	"github.com/svcproxy/svcproxy/internal/relay"
 )
 
-// ours relays by internal/relay.
+// ours relays by internal/relay, with one processor more than there are, as userspace
+// mode has it.
 func ours(ctx context.Context, from, to netip.Addr, ready io.Writer) error {
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	r := relay.New(relay.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), UDPTimeout: 10 * time.Second})
 	if err := r.Start(); err != nil {
 		return err

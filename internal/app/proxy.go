@@ -142,6 +142,9 @@ func (p *proxy) compute() {
 // It returns early only for what cannot heal. content is that of the configuration
 // file.
 func (p *proxy) run(ctx context.Context, content []byte) error {
+	if p.carries != nil {
+		defer oneMoreProcessor()()
+	}
 	c := p.live.get()
 	p.log.Info("svcproxy starts", "version", p.env.buildVersion(), "node", p.node, "mode", p.mode.Name,
 		"families", fmt.Sprint(p.families), "sources", strings.Join(p.sourceNames(), ", "))

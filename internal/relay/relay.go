@@ -23,8 +23,8 @@ type Options struct {
 	Now func() time.Time // the clock of affinity, ejection and removals; nil: time.Now
 
 	// Loops is the number of event loops; 0: one for each processor that the process may
-	// use but one, which is left to the rest of it. As long as one is free, the runtime
-	// does not take those of the loops away while they wait.
+	// use (GOMAXPROCS) but one. As long as one is free, the runtime does not take those of
+	// the loops away while they wait; a program that mainly relays has one more.
 	Loops int
 	// ConnectTimeouts bounds each try to connect to an endpoint, and the number of
 	// tries. nil: 250 ms, 500 ms, 1 s and 2 s.
