@@ -4,12 +4,12 @@
 // Kubernetes: how packets get to its sockets is the caller's affair, and which
 // Service a socket stands for is said by a [Router].
 //
-// A few event loops, one fewer than there are processors, own all sockets. Each waits
-// for its own epoll set, so a connection costs two descriptors and a few hundred bytes
-// while nothing happens on it: no goroutine, no buffer, no pipe. Small amounts are read
-// and written through the loop's one buffer; streams are moved with splice(2)
-// through pipes that are borrowed as long as data flows. UDP is read and written
-// in batches (recvmmsg, sendmmsg, UDP_GRO and UDP_SEGMENT).
+// A few event loops own all sockets. Each waits for its own epoll set, so a connection
+// costs two descriptors and a few hundred bytes while nothing happens on it: no
+// goroutine, no buffer, no pipe. Small amounts are read and written through the loop's
+// one buffer; streams are moved with splice(2) through pipes that are borrowed as long
+// as data flows. UDP is read and written in batches (recvmmsg, sendmmsg, UDP_GRO and
+// UDP_SEGMENT).
 //
 // What is promised: a half-close is passed on as a half-close and a reset as a
 // reset; data that a client sent while endpoints are tried is not lost; a reader
