@@ -225,6 +225,7 @@ func TestKernelListedByIpvsadm(t *testing.T) {
 		k.CreateServer(VirtualServer{Key: dns, Scheduler: "mh", Flags: MHPort | MHFallback, ClientBits: 128}),
 		k.CreateReal(dns, RealServer{Addr: ap("[fd01::2]:53"), Weight: 5}),
 		k.CreateServer(VirtualServer{Key: ByMark(IPv6, 12), Scheduler: "wlc", ClientBits: 128}),
+		k.CreateServer(VirtualServer{Key: ByAddr(SCTP, ap("10.96.0.2:9")), Scheduler: "sed", ClientBits: 32}),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -237,6 +238,7 @@ func TestKernelListedByIpvsadm(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	slices.Sort(lines)
 	want := []string{
+		"-A --sctp-service 10.96.0.2:9 -s sed",
 		"-A -f 12 -6 -s wlc",
 		"-A -t 10.96.0.1:443 -s rr -p 10800",
 		"-A -u [fd00::a]:53 -s mh -b mh-fallback,mh-port",
