@@ -125,6 +125,7 @@ func TestImage(t *testing.T) {
 	}
 	root := t.TempDir()
 	mustUnpack(t, root, layer)
+	mustHaveNull(t, root)
 	run := func(args ...string) (string, error) {
 		cmd := exec.Command(config.Config.Entrypoint[0], args...)
 		cmd.Env, cmd.Dir = config.Config.Env, "/"
@@ -155,6 +156,17 @@ func TestImageIsReproducible(t *testing.T) {
 	}
 	if sums[0] != sums[1] {
 		t.Error("two builds of the same source differ")
+	}
+}
+
+// mustHaveNull makes /dev/null, which every container has from its runtime.
+func mustHaveNull(t *testing.T, root string) {
+	t.Helper()
+	if err := os.Mkdir(filepath.Join(root, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mknod(filepath.Join(root, "dev/null"), syscall.S_IFCHR|0o666, 1<<8|3); err != nil {
+		t.Fatal(err)
 	}
 }
 
