@@ -16,7 +16,7 @@ import (
 // comparePause, and no sooner than compareShare times what the last listing took.
 const (
 	comparePause = 5 * time.Second
-	compareShare = 200
+	compareShare = 50
 )
 
 // Watch implements dataplane.Watcher: the kernel tells of changes to our table, of
