@@ -25,8 +25,9 @@ type conn struct {
 	timer    timer // of the try
 	// established: there is an endpoint, and bytes are moved.
 	established bool
-	keptAlive   bool // the endpoint's side; the client's has it from the listener
-	queued      bool // in loop.again
+	keptAlive   bool  // the endpoint's side; the client's has it from the listener
+	queued      bool  // in loop.again
+	streamOf    *loop // whose stream it is, once it has moved much at once
 	closed      bool
 
 	group      *group
@@ -93,6 +94,7 @@ func (l *loop) accepted(ln *Listener, fd int, client netip.AddrPort) {
 
 func (c *conn) start() {
 	c.timer = timer{f: c.timedOut, index: -1}
+	c.loop.relay.open.Add(1)
 	c.loop.conns.add(c)
 	c.try()
 }
@@ -315,5 +317,9 @@ func (c *conn) end(broken bool) {
 		c.service.meter.open.Add(-1)
 	}
 	c.loop.relay.limit.give(2)
+	if c.streamOf != nil {
+		c.streamOf.conns.streams.Add(-1)
+	}
 	c.loop.conns.remove(c)
+	c.loop.relay.oneLess()
 }

@@ -10,8 +10,9 @@ import (
 // conns are the TCP connections of a loop, by Service and in the order of their last
 // use, so that one can be found to give way.
 type conns struct {
-	n      atomic.Int64 // read by other loops
-	groups map[*Service]*group
+	n       atomic.Int64 // read by other loops
+	streams atomic.Int64 // those that moved much at once, and are here or on their way; all loops write it
+	groups  map[*Service]*group
 	// hopeless is the time until which no connection is idle for long enough.
 	hopeless time.Time
 }
@@ -40,7 +41,6 @@ func (cs *conns) add(c *conn) {
 	if l := c.loop; l.keepAlives.index < 0 && l.relay.opts.KeepAlive > 0 {
 		l.timers.push(&l.keepAlives, l.now.Add(max(l.relay.opts.KeepAlive/2, time.Second)))
 	}
-	c.loop.relay.open.Add(1)
 	c.link()
 }
 
@@ -64,6 +64,7 @@ func (cs *conns) touch(c *conn) {
 	}
 }
 
+// remove takes c out, which goes on elsewhere or has ended.
 func (cs *conns) remove(c *conn) {
 	c.unlink()
 	c.group.n--
@@ -71,7 +72,6 @@ func (cs *conns) remove(c *conn) {
 		delete(cs.groups, c.group.service)
 	}
 	cs.n.Add(-1)
-	c.loop.relay.oneLess()
 }
 
 // makeRoom ends the longest idle connection of the Service that has most, the given one

@@ -113,7 +113,9 @@ func (s *side) take(to *side) (int, error) {
 		s.eof = true
 		return 0, nil
 	}
-	s.bulk = n == len(l.buf)
+	if s.bulk = n == len(l.buf); s.bulk && s.conn.streamOf == nil {
+		s.conn.becomesStream()
+	}
 	if !s.bulk && !s.hungUp {
 		s.readable = false // all was read; more is a new event
 	}

@@ -128,3 +128,8 @@ func needsRoot(t *testing.T) {
 		t.Skip("needs root: raw sockets")
 	}
 }
+
+func contextThatEnds(t *testing.T, after time.Duration) (context.Context, context.CancelFunc) {
+	t.Helper()
+	return context.WithTimeout(context.Background(), after)
+}
