@@ -165,7 +165,7 @@ func TestKernelEndsLikeTheFake(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	b := newBackend(testEnv(families...), Options{}, k)
 	var p, applied *plan.Plan
-	for range 30 {
+	for range 12 {
 		p = randomPlan(rng, p, families...)
 		if rng.IntN(6) == 0 {
 			b, applied = newBackend(testEnv(families...), Options{}, k), nil
