@@ -9,6 +9,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay/balance"
+	"github.com/svcproxy/svcproxy/internal/relay/proxyproto"
 	"github.com/svcproxy/svcproxy/internal/relay/socket"
 )
 
@@ -212,7 +213,7 @@ func (c *conn) connected() {
 			c.end(true)
 			return
 		}
-		upstream.hold(proxyHeader(version, c.client, local))
+		upstream.hold(proxyproto.Header{Version: version, Client: c.client, Local: local}.Bytes())
 	}
 	client.readable, client.writable, upstream.writable = true, true, true
 	c.move()

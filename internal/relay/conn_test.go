@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/relay/proxyproto"
 )
 
 // closedPort returns an address of 127.0.0.1 that refuses.
@@ -313,11 +314,11 @@ func TestProxyProtocolComesFirst(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, rest, err := parseProxy(all)
+		h, rest, err := proxyproto.Parse(all)
 		if err != nil {
 			t.Fatalf("version %d: %q: %v", version, all, err)
 		}
-		if h.version != version || h.client.String() != c.LocalAddr().String() || h.local != ln.Addr() || string(rest) != "payload" {
+		if h.Version != version || h.Client.String() != c.LocalAddr().String() || h.Local != ln.Addr() || string(rest) != "payload" {
 			t.Errorf("version %d: header %+v, rest %q", version, h, rest)
 		}
 	}
