@@ -34,10 +34,10 @@ func (w *world) restart() {
 }
 
 func (w *world) freeze() {
-	w.proxy.Process.Signal(syscall.SIGSTOP)
+	_ = w.proxy.Process.Signal(syscall.SIGSTOP)
 	w.churn()
 	w.pause(time.Second)
-	w.proxy.Process.Signal(syscall.SIGCONT)
+	_ = w.proxy.Process.Signal(syscall.SIGCONT)
 }
 
 func (w *world) restartAPI() {
@@ -170,7 +170,7 @@ func (w *world) calm() {
 	}
 	w.api.Silence(false)
 	w.api.Delay(0)
-	w.proxy.Process.Signal(syscall.SIGCONT)
+	_ = w.proxy.Process.Signal(syscall.SIGCONT)
 }
 
 // run runs a shell command on the node; that it fails is no matter.

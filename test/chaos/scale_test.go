@@ -100,8 +100,14 @@ func (w *world) metric(name string) (float64, bool) {
 	return 0, false
 }
 
-// heap is what is in use after a collection, in bytes.
+// heap is what is in use after collections, in bytes: what pools hold goes with the
+// second one.
 func (w *world) heap() uint64 {
+	for range 2 {
+		if _, err := w.get("/debug/pprof/heap?gc=1&debug=1"); err != nil {
+			w.t.Fatal(err)
+		}
+	}
 	text, err := w.get("/debug/pprof/heap?gc=1&debug=1")
 	if err != nil {
 		w.t.Fatal(err)
@@ -145,6 +151,7 @@ func TestSoak(t *testing.T) {
 			w := mustWorld(t, binary, mode, rand.New(rand.NewPCG(*seed, 0)))
 			base := len(w.alive)
 			w.mustHold(base, time.Minute)
+			w.mustBeRight("the start")
 			objects := w.objects()
 			var second uint64
 			for round := 1; round <= *rounds; round++ {
@@ -152,6 +159,7 @@ func TestSoak(t *testing.T) {
 				took := w.mustHold(base+*services, 5*time.Minute)
 				w.crowd(*services, false)
 				w.mustHold(base, 5*time.Minute)
+				w.mustBeRight("the Services have gone")
 				heap := w.heap()
 				t.Logf("%s: round %d: programmed in %v, heap %.1f MiB", mode, round, took.Round(10*time.Millisecond), float64(heap)/(1<<20))
 				if have := w.objects(); have != objects {

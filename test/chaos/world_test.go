@@ -115,7 +115,7 @@ func mustWorld(t *testing.T, binary, mode string, random *rand.Rand) *world {
 	}
 	w.api = apiserver.New(apiserver.Options{BookmarkEvery: time.Second})
 	w.listen()
-	t.Cleanup(func() { w.api.Stop() })
+	t.Cleanup(func() { _ = w.api.Stop() })
 	w.put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "alder"}, Spec: corev1.NodeSpec{PodCIDR: "10.61.1.0/24", PodCIDRs: []string{"10.61.1.0/24"}},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodeIP}}}})
 	w.service(0, 10, 0, pods)
@@ -239,14 +239,14 @@ func (w *world) start() {
 		w.t.Fatal(err)
 	}
 	ended := make(chan struct{})
-	go func(p *exec.Cmd) { p.Wait(); close(ended) }(w.proxy)
+	go func(p *exec.Cmd) { _ = p.Wait(); close(ended) }(w.proxy)
 	w.ended = ended
 }
 
 // end ends the proxy by a signal and waits.
 func (w *world) end(signal syscall.Signal) {
-	w.proxy.Process.Signal(syscall.SIGCONT)
-	w.proxy.Process.Signal(signal)
+	_ = w.proxy.Process.Signal(syscall.SIGCONT)
+	_ = w.proxy.Process.Signal(signal)
 	select {
 	case <-w.ended:
 	case <-time.After(30 * time.Second):
