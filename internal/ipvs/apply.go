@@ -22,9 +22,11 @@ import (
 //   - real servers that go or get less;
 //   - the treatment of new and all other frontends, then their addresses;
 //   - what nothing leads to any more.
-func (f *family) write(n *plan.Node) error {
-	fresh := !f.caughtUp
-	if fresh {
+//
+// In a table that is new, the chains that the kernel calls come when all that they need
+// is there; while another mode is in force, the addresses too.
+func (f *family) write(n *plan.Node, others bool) error {
+	if fresh := !f.caughtUp; fresh {
 		if err := f.k.device.Create(f.ctx); err != nil {
 			return err
 		}
@@ -45,12 +47,18 @@ func (f *family) write(n *plan.Node) error {
 	f.raise()
 	f.lower()
 	f.retire()
+	if err := f.steer(); err != nil {
+		return err
+	}
+	if others {
+		f.bind()
+	}
 	f.writeElements(late)
 	f.setRanges(table.ServiceRanges, n.ServiceCIDRs)
 	if err := f.commit(); err != nil {
 		return err
 	}
-	if err := f.steer(); err != nil {
+	if err := f.hook(); err != nil {
 		return err
 	}
 	f.bind()
@@ -65,8 +73,20 @@ func (f *family) write(n *plan.Node) error {
 	return nil
 }
 
+// hook makes the chains exist that the kernel calls.
+func (f *family) hook() error {
+	if f.hooked {
+		return nil
+	}
+	f.hooked = true
+	f.pin(f.settings.Base())
+	f.makeObjects()
+	return f.commit()
+}
+
 // begin makes everything exist that is always there.
 func (f *family) begin() {
+	f.hooked = f.hooked || f.replace // one that is replaced handles packets all the time
 	if f.replace {
 		f.add(nft.Op{Kind: nft.DeleteTable})
 		f.hasTable = false
@@ -83,7 +103,10 @@ func (f *family) begin() {
 		f.objects[s.Name] = &entry{Object: table.Object{Set: s}, isSet: true, exists: true, pinned: true}
 		f.add(nft.Op{Kind: nft.AddSet, Set: s})
 	}
-	f.pin()
+	f.pin(f.settings.Inner())
+	if f.hooked {
+		f.pin(f.settings.Base())
+	}
 }
 
 // phase is when an element is written.

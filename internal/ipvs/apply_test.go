@@ -20,6 +20,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/ipset"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
 
 // compareEvery is after how many steps the state is compared: that costs most.
@@ -809,5 +810,77 @@ func TestOneRefusedServiceAmongFifty(t *testing.T) {
 		if have, want := r.state(t), fresh.state(t); have != want {
 			t.Errorf("%s: %s", what, firstDifference(have, want))
 		}
+	}
+}
+
+// While another mode is in force packets are taken from it only when everything is
+// there, addresses included; on a node without any, addresses come last.
+func TestWhenPacketsAreTaken(t *testing.T) {
+	for _, others := range []bool{false, true} {
+		r := newRig()
+		var order []string
+		say := func(what string) {
+			if len(order) == 0 || order[len(order)-1] != what {
+				order = append(order, what)
+			}
+		}
+		r.tables.Refuse = func(ops []nft.Op) error {
+			for _, o := range ops {
+				switch {
+				case o.Kind == nft.AddChain && o.Chain.Hook != nil:
+					say("hooks")
+				case o.Kind == nft.AddElements && o.Set.Name == table.Services.Name():
+					say("frontends")
+				}
+			}
+			return nil
+		}
+		r.servers.Fail = func(_ int, op ipvs.Op) error {
+			if op.Name == "create real server" {
+				say("endpoints")
+			}
+			return nil
+		}
+		r.device.Fail = func(_ int, op string) error {
+			if strings.HasPrefix(op, "add") {
+				say("addresses")
+			}
+			return nil
+		}
+		r.routing.Refuse = func(route.Entry) error { say("routes"); return nil }
+		mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: webPlan(nil, 1, 2), Partial: !others})
+		want := "endpoints routes frontends hooks addresses"
+		if others {
+			want = "endpoints routes addresses frontends hooks"
+		}
+		if have := strings.Join(order, " "); have != want {
+			t.Errorf("others in force: %t: have %s, want %s", others, have, want)
+		}
+	}
+}
+
+// Clean-up gives packets up before it takes away what carries them.
+func TestCleanupOrder(t *testing.T) {
+	r := newRig()
+	mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: webPlan(nil, 1)})
+	var order []string
+	r.tables.Refuse = func([]nft.Op) error { order = append(order, "table"); return nil }
+	r.servers.Fail = func(_ int, op ipvs.Op) error {
+		if op.Name == "delete server" {
+			order = append(order, "server")
+		}
+		return nil
+	}
+	r.device.Fail = func(_ int, op string) error {
+		if op == "delete" {
+			order = append(order, "device")
+		}
+		return nil
+	}
+	if err := cleanup(context.Background(), testEnv(plan.IPv4), Options{}, r.kernel()); err != nil {
+		t.Fatal(err)
+	}
+	if have := strings.Join(order, " "); have != "table server device" {
+		t.Errorf("have %s", have)
 	}
 }

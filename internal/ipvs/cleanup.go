@@ -20,9 +20,11 @@ import (
 
 // cleanup removes our virtual servers, the device, the routes and the tables, whatever
 // families are configured. Virtual servers are ours if the table says so, or if their
-// address is on the device, as kube-proxy's are.
+// address is on the device, as kube-proxy's are. The tables go first: from then on
+// packets are another mode's, if one has taken over.
 func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error {
-	errs := []error{removeServers(ctx, env, o, k)}
+	servers, err := ourServers(ctx, o, k)
+	errs := []error{err, removeTables(ctx, env, k), removeServers(env, k, servers)}
 	if _, err := k.device.Addrs(); !errors.Is(err, host.ErrNoDevice) {
 		if err = k.device.Delete(); err == nil {
 			env.Log.Info("removed a device", "device", host.VIPDevice)
@@ -42,6 +44,12 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 			errs = append(errs, k.routing.Delete(ctx, e))
 		}
 	}
+	return errors.Join(append(errs, k.close())...)
+}
+
+// removeTables deletes our tables.
+func removeTables(ctx context.Context, env dataplane.Env, k kernel) error {
+	var errs []error
 	for _, f := range plan.Families {
 		held := table.Of(f)
 		exists, err := k.tables.Exists(ctx, held)
@@ -60,7 +68,7 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 			errs = append(errs, fmt.Errorf("clean up table %s: %w", held, err))
 		}
 	}
-	return errors.Join(append(errs, k.close())...)
+	return errors.Join(errs...)
 }
 
 // cleanupKubeProxy does the same, unless svcproxy is in this mode: then the device is its
@@ -74,21 +82,21 @@ func cleanupKubeProxy(ctx context.Context, env dataplane.Env, o Options, k kerne
 	return cleanup(ctx, env, o, k)
 }
 
-// removeServers deletes our virtual servers.
-func removeServers(ctx context.Context, env dataplane.Env, o Options, k kernel) error {
+// ourServers lists our virtual servers.
+func ourServers(ctx context.Context, o Options, k kernel) ([]ipvs.Key, error) {
 	if !k.hasServers() {
-		return nil
+		return nil, nil
 	}
 	all, err := k.servers.Dump(ctx)
 	if errors.Is(err, ipvs.ErrMissing) || err == nil && len(all) == 0 {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	addrs, err := k.device.Addrs()
 	if err != nil && !errors.Is(err, host.ErrNoDevice) {
-		return err
+		return nil, err
 	}
 	onDevice := map[netip.Addr]bool{}
 	for _, a := range addrs {
@@ -101,19 +109,27 @@ func removeServers(ctx context.Context, env dataplane.Env, o Options, k kernel) 
 			continue
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for key := range recordedIn(fam, held) {
 			recorded[key] = true
 		}
 	}
+	var out []ipvs.Key
+	for _, e := range all {
+		if recorded[e.Key] || onDevice[e.Addr.Addr()] && !o.excluded(e.Key) {
+			out = append(out, e.Key)
+		}
+	}
+	return out, nil
+}
+
+// removeServers deletes virtual servers.
+func removeServers(env dataplane.Env, k kernel, servers []ipvs.Key) error {
 	removed := 0
 	var errs []error
-	for _, e := range all {
-		if !recorded[e.Key] && (!onDevice[e.Addr.Addr()] || o.excluded(e.Key)) {
-			continue
-		}
-		if err := k.servers.DeleteServer(e.Key); err != nil && !errors.Is(err, ipvs.ErrNoServer) {
+	for _, key := range servers {
+		if err := k.servers.DeleteServer(key); err != nil && !errors.Is(err, ipvs.ErrNoServer) {
 			errs = append(errs, err)
 			continue
 		}

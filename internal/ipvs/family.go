@@ -72,6 +72,8 @@ type family struct {
 	ranges   map[string][]nft.Element // of interval sets
 	hasTable bool
 	replace  bool // the table is there in a form that cannot be repaired
+	hooked   bool // the kernel calls into it, for all that is believed
+	begun    bool // this process has applied a plan before
 	servers  wants[ipvs.Key, ipvs.VirtualServer]
 	owners   map[ipvs.Key]plan.ID // of wanted virtual servers, and of those that retire
 	reals    wants[realKey, real]
@@ -125,7 +127,7 @@ func (f *family) start() {
 	f.elements = newWants[table.Element, table.Content]()
 	f.objects, f.touched = map[string]*entry{}, map[string]struct{}{}
 	f.ranges = map[string][]nft.Element{}
-	f.hasTable, f.replace = false, false
+	f.hasTable, f.replace, f.hooked = false, false, false
 	f.servers = newWants[ipvs.Key, ipvs.VirtualServer]()
 	f.owners = map[ipvs.Key]plan.ID{}
 	f.reals = newWants[realKey, real]()
@@ -155,7 +157,10 @@ func (f *family) carryOut(ctx context.Context, u plan.Update, listed []ipvs.Entr
 	}
 	f.follow(u, settings{rules, f.remarks.choice(f.opts.Scheduler)})
 	f.followNode(u)
-	if err := f.write(u.Plan.Node); err != nil {
+	// The loop begins with a part of the plan, unless another mode is in force.
+	others := !f.begun && !u.Partial && !f.inForce
+	f.begun = true
+	if err := f.write(u.Plan.Node, others); err != nil {
 		return err
 	}
 	f.caughtUp, f.inForce, f.deadlines = true, true, nil

@@ -53,9 +53,9 @@ func (f *family) release(name string) {
 	}
 }
 
-// pin makes the objects exist that are always there.
-func (f *family) pin() {
-	for _, o := range append(f.settings.Inner(), f.settings.Base()...) {
+// pin makes objects exist that are always there.
+func (f *family) pin(objects []table.Object) {
+	for _, o := range objects {
 		f.place(o).pinned = true
 		f.touched[o.Name()] = struct{}{}
 	}

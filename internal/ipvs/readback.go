@@ -128,6 +128,7 @@ func (f *family) fits(c *nft.Contents) bool {
 // load takes over what a table holds.
 func (f *family) load(c *nft.Contents) {
 	for name, ch := range c.Chains {
+		f.hooked = f.hooked || ch.Hook != nil
 		f.objects[name] = &entry{Object: table.Object{Chain: &ch.Chain}, exists: true, sum: table.ChainSum(&ch.Chain, ch.Rules)}
 		f.touched[name] = struct{}{}
 	}
