@@ -197,11 +197,12 @@ func TestScale(t *testing.T) {
 			w.start()
 			warm := w.mustHold(base+*services, 10*time.Minute)
 			before := w.cpu()
+			warmCPU := before
 			const look = 20 * time.Second
 			time.Sleep(look)
 			idle := w.cpu() - before
-			t.Logf("%s: %d Services, %d endpoints: cold start %v (CPU %v), start with rules in force %v, RSS %s, idle %.2f %% of a CPU",
-				mode, *services, *services**endpoints, cold.Round(10*time.Millisecond), cpu.Round(10*time.Millisecond), warm.Round(10*time.Millisecond), w.rss(), 100*idle.Seconds()/look.Seconds())
+			t.Logf("%s: %d Services, %d endpoints: cold start %v (CPU %v), start with rules in force %v (CPU %v), RSS %s, idle %.2f %% of a CPU",
+				mode, *services, *services**endpoints, cold.Round(10*time.Millisecond), cpu.Round(10*time.Millisecond), warm.Round(10*time.Millisecond), warmCPU.Round(10*time.Millisecond), w.rss(), 100*idle.Seconds()/look.Seconds())
 		})
 	}
 }
