@@ -60,8 +60,8 @@ func Supports(ctx context.Context, f plan.Family) error {
 }
 
 func supports(ctx context.Context, f plan.Family, k kernel) error {
-	if err := checkSupport(ctx, k, table.ServerFamilyOf(f), scheduler.Default); err != nil {
-		return err
+	if err := k.servers.Probe(ctx, table.ServerFamilyOf(f), scheduler.Default); err != nil {
+		return fmt.Errorf("ipvs for %s: %w", f, err)
 	}
 	s := table.Settings{Family: f, Bit: 14, Pods: plan.LocalPrefix}
 	if err := nft.Probe(ctx, k.tables, nft.Table{Family: table.FamilyOf(f), Name: probeTable}, needs(s)); err != nil {

@@ -202,7 +202,10 @@ func (r *rendered) add(k ipvs.Key, pool plan.Pool, s settings) {
 		v.ClientBits = 128
 	}
 	v.Scheduler, v.Flags = s.choice.Of(r.sp)
-	if r.sp.Affinity > 0 {
+	switch {
+	case r.sp.Affinity > 0 && k.Mark != 0:
+		v.Scheduler, v.Flags = s.choice.Sticky()
+	case r.sp.Affinity > 0:
 		v.Flags |= ipvs.Persistent
 		v.Timeout = wholeSeconds(r.sp.Affinity)
 	}

@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -80,13 +79,4 @@ func (b *backend) setTimeouts() string {
 		line += fmt.Sprintf("; connection tracking remembers established TCP for %s s", seconds)
 	}
 	return line
-}
-
-// checkSupport returns nil if ip_vs works for a family with the scheduler; else what is
-// missing, and the remedy.
-func checkSupport(ctx context.Context, k kernel, f ipvs.Family, scheduler string) error {
-	if err := k.servers.Probe(ctx, f, scheduler); err != nil {
-		return fmt.Errorf("ipvs for %s: %w", f, err)
-	}
-	return nil
 }

@@ -55,6 +55,18 @@ func (c Choice) Of(sp *plan.ServicePort) (string, ipvs.Flags) {
 	return name, flags
 }
 
+// Sticky returns a scheduler that gives a client the same endpoint by its address, for
+// virtual servers by mark: with persistence these do not translate ports.
+func (c Choice) Sticky() (string, ipvs.Flags) {
+	switch {
+	case !c.isMissing("mh"):
+		return "mh", ipvs.MHFallback
+	case !c.isMissing("sh"):
+		return "sh", ipvs.SHFallback
+	}
+	return Default, 0
+}
+
 func pick(yes bool, f ipvs.Flags) ipvs.Flags {
 	if yes {
 		return f

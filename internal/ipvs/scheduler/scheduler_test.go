@@ -44,3 +44,11 @@ func TestSchedulers(t *testing.T) {
 		}
 	}
 }
+
+func TestSticky(t *testing.T) {
+	for missing, want := range map[string]string{"": "mh", "mh": "sh", "mh sh": "rr"} {
+		if name, _ := (Choice{Missing: missing}).Sticky(); name != want {
+			t.Errorf("without %q: have %s, want %s", missing, name, want)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -252,11 +253,13 @@ func (d *KernelDevice) expect(a netip.Addr, n int) {
 }
 
 // address is an address with its full prefix. IPv6 is not to look for others that have
-// it: through this device nobody is reached.
+// it: through this device nobody is reached. Nor is it to choose it as the source of
+// what goes elsewhere (RFC 6724, section 5, rule 3), masqueraded packets included.
 func address(a netip.Addr) *netlink.Addr {
 	out := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
 	if a.Is6() {
 		out.Flags = unix.IFA_F_NODAD
+		out.ValidLft, out.PreferedLft = math.MaxUint32, 0 // for ever, and deprecated
 	}
 	return out
 }
