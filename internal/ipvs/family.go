@@ -44,8 +44,10 @@ func (k kernel) close() error {
 	if k.beside != nil {
 		errs = append(errs, k.beside.Close())
 	}
-	if c, ok := k.servers.(io.Closer); ok {
-		errs = append(errs, c.Close())
+	for _, opened := range []any{k.servers, k.device} {
+		if c, ok := opened.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
 	}
 	return errors.Join(errs...)
 }

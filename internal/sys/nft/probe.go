@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,8 +27,10 @@ func Probe(ctx context.Context, t Tables, table Table, needs []Need) error {
 		for i := range ops {
 			ops[i].Table = table
 		}
-		err := t.Commit(ctx, ops)
+		err := tryNeed(ctx, t, ops)
 		switch {
+		case ctx.Err() != nil || momentary(err):
+			return fmt.Errorf("%s: could not be tried: %w", n.What, err)
 		case errors.Is(err, unix.EPERM):
 			return fmt.Errorf("CAP_NET_ADMIN is missing; run as root or grant it: %w", err)
 		case err != nil:
@@ -35,4 +38,35 @@ func Probe(ctx context.Context, t Tables, table Table, needs []Need) error {
 		}
 	}
 	return nil
+}
+
+// A kernel that is short of memory or busy says nothing of what it can do.
+const (
+	probeTries = 10
+	probePause = 100 * time.Millisecond
+)
+
+// tryNeed commits ops, several times if it fails for a reason that passes.
+func tryNeed(ctx context.Context, t Tables, ops []Op) error {
+	for try := 1; ; try++ {
+		err := t.Commit(ctx, ops)
+		if !momentary(err) || try == probeTries {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(probePause):
+		}
+	}
+}
+
+// momentary reports whether the same call may succeed a moment later.
+func momentary(err error) bool {
+	for _, e := range []error{unix.ENOBUFS, unix.EAGAIN, unix.EBUSY, unix.EINTR, unix.ENOMEM} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
