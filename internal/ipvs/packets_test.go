@@ -170,9 +170,7 @@ func packetsFor(rng *rand.Rand, p *plan.Plan, w world) []plan.Packet {
 				continue
 			}
 			add(sp.ID.Protocol, f.Addr, f.Port)
-			if f.Kind == plan.ClusterIP || !w.services.Contains(f.Addr) { // see README.md, Limits
-				add(sp.ID.Protocol, f.Addr, f.Port+1000)
-			}
+			add(sp.ID.Protocol, f.Addr, f.Port+1000)
 		}
 		for _, e := range sp.Pools[plan.Cluster] {
 			if rng.IntN(6) == 0 { // an endpoint as the client, perhaps its own

@@ -184,6 +184,7 @@ func (s settings) front(r *rendered, fe *plan.Frontend, c *table.Class, base pla
 		r.bound = append(r.bound, fe.Addr)
 	default:
 		add(table.At(table.External, id.Protocol, at), table.Content{})
+		add(table.OnAddr(table.ExternalIPs, fe.Addr), table.Content{})
 	}
 	s.at(r, at, base)
 }

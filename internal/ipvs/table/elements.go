@@ -20,6 +20,7 @@ const (
 	PortMarks               // protocol, port: the same
 	External                // address, protocol, port: frontends on addresses that are not bound
 	ClusterIPs              // address: bound, whose other ports are refused
+	ExternalIPs             // address: not bound, whose other ports are left alone
 	NodeAddrs               // address: accepts node ports
 	Hairpin                 // endpoint, endpoint: reached itself
 	Endpoints               // address: of TCP endpoints
@@ -37,7 +38,7 @@ const (
 func (k Kind) Name() string {
 	return [...]string{
 		"services", "node-ports", "virtual-servers", "virtual-server-marks", "marks", "node-port-marks", "external",
-		"cluster-ips", "node-port-addresses", "hairpin", "endpoint-addresses", "health-ports",
+		"cluster-ips", "external-addresses", "node-port-addresses", "hairpin", "endpoint-addresses", "health-ports",
 	}[k]
 }
 
@@ -56,6 +57,7 @@ func (k Kind) Set(f plan.Family) *nft.Set {
 		PortMarks:   {Key: port, Data: number, Comment: "the same for node ports"},
 		External:    {Key: front, Comment: "frontends on addresses that are on no interface"},
 		ClusterIPs:  {Key: []nft.Type{addr}, Comment: "on " + host.VIPDevice + "; undefined ports are refused"},
+		ExternalIPs: {Key: []nft.Type{addr}, Comment: "of Services; undefined ports are left alone"},
 		NodeAddrs:   {Key: []nft.Type{addr}, Comment: "addresses of the node that accept node ports"},
 		Hairpin:     {Key: []nft.Type{addr, addr, nft.TypeProto, nft.TypePort}, Comment: "endpoints that reached themselves"},
 		Endpoints:   {Key: []nft.Type{addr}, Comment: "whose segments outside of any connection are dropped"},
@@ -114,7 +116,7 @@ func (e Element) Encode(f plan.Family, c Content) nft.Element {
 		out.Key = nft.Concat(nil).Proto(uint8(e.Proto)).Port(e.Port).Tuple()
 	case ServerMarks:
 		out.Key = nft.Concat(nil).Number(e.Mark).Tuple()
-	case ClusterIPs, NodeAddrs, Endpoints:
+	case ClusterIPs, ExternalIPs, NodeAddrs, Endpoints:
 		out.Key = nft.AddrTuple(a)
 	case Hairpin:
 		out.Key = nft.Concat(nil).Addr(a).Addr(a).Proto(uint8(e.Proto)).Port(e.Port).Tuple()
@@ -156,7 +158,7 @@ func Decode(f plan.Family, k Kind, in nft.Element) (Element, Content, bool) {
 		protoPort()
 	case ServerMarks:
 		e.Mark = rest.Number()
-	case ClusterIPs, NodeAddrs, Endpoints:
+	case ClusterIPs, ExternalIPs, NodeAddrs, Endpoints:
 		addr()
 	case Hairpin:
 		addr()

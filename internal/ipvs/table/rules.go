@@ -162,10 +162,17 @@ func (s Settings) Inner() []Object {
 			s.Rule(isIn(ClusterIPs, nft.DstAddr), IsNew, toReject),
 			s.Rule(isIn(ClusterIPs, nft.DstAddr), nft.Do{Code: nft.Accept}),
 			s.Rule(isIn(NodeAddrs, nft.DstAddr), nft.Dispatch{Fields: frontPort, Map: NodePorts.Name()}),
-			s.Rule(nft.In{Fields: []nft.Field{nft.DstAddr}, Set: ServiceRanges}, IsNew, nft.Do{Code: nft.Drop}),
+			s.dropUnallocated(),
 			s.Rule(nft.Do{Code: nft.Accept}),
 		),
 	}
+}
+
+// dropUnallocated ends flows to addresses of Service ranges that no Service has.
+func (s Settings) dropUnallocated() *nft.Rule {
+	external := isIn(ExternalIPs, nft.DstAddr)
+	external.Not = true
+	return s.Rule(nft.In{Fields: []nft.Field{nft.DstAddr}, Set: ServiceRanges}, external, IsNew, nft.Do{Code: nft.Drop})
 }
 
 // Base are the chains that the kernel calls; see README.md for why each is where it is.
@@ -182,7 +189,7 @@ func (s Settings) Base() []Object {
 		toServices,
 		s.Rule(passes),
 	}
-	forward := []*nft.Rule{s.Rule(nft.In{Fields: []nft.Field{nft.DstAddr}, Set: ServiceRanges}, IsNew, nft.Do{Code: nft.Drop})}
+	forward := []*nft.Rule{s.dropUnallocated()}
 	if !s.Liberal {
 		invalid := s.Rule(isProto(plan.TCP), nft.Has{Field: nft.State, Bits: nft.StateInvalid}, isIn(Endpoints, nft.SrcAddr), nft.Do{Code: nft.Drop})
 		input, forward = append([]*nft.Rule{invalid}, input...), append([]*nft.Rule{invalid}, forward...)

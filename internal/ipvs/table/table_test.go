@@ -48,7 +48,7 @@ func TestElements(t *testing.T) {
 				e.Port = 32100
 			case NodePorts, PortMarks:
 				e = OnPort(k, plan.UDP, 30001)
-			case ClusterIPs, NodeAddrs, Endpoints:
+			case ClusterIPs, ExternalIPs, NodeAddrs, Endpoints:
 				e = OnAddr(k, addr)
 			default:
 				e = At(k, plan.SCTP, netip.AddrPortFrom(addr, 80))
