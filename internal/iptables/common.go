@@ -90,10 +90,8 @@ func (r *renderer) filterServices(d *dispatch, services iter.Seq[*plan.ServicePo
 		for _, a := range r.node.ExternalWithin(services, r.family) {
 			r.Add(rule.ToAddr(a), rule.Comment("an external address of a Service"), rule.Return)
 		}
-		for _, p := range r.node.ServiceCIDRs {
-			if plan.FamilyOf(p.Addr()) == r.family {
-				r.Add(rule.To(p.Masked()), rule.Comment("no Service has the address"), rule.Drop)
-			}
+		for _, p := range r.family.Prefixes(r.node.ServiceCIDRs) {
+			r.Add(rule.To(p), rule.Comment("no Service has the address"), rule.Drop)
 		}
 	})
 }

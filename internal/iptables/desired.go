@@ -79,7 +79,7 @@ func (d *desired) follow(p *plan.Plan, changed []plan.Change, all bool) (undo ma
 	undo, bad = map[plan.ID]*plan.ServicePort{}, map[plan.ID]error{}
 	set := func(id plan.ID, sp *plan.ServicePort) {
 		if sp != nil {
-			if why := d.r.check(sp); why != nil {
+			if why := sp.Validate(); why != nil {
 				bad[id] = why
 				return
 			}

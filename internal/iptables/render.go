@@ -1,9 +1,7 @@
 package iptables
 
 import (
-	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -226,53 +224,14 @@ func (r *renderer) lead(v *view, match string, route plan.Route, who string) {
 func (r *renderer) sources(v *view, s sources) {
 	if s.target != "" {
 		r.Begin(rule.NAT(s.chain))
-		for _, p := range r.allowed(s.allow) {
+		for _, p := range r.family.Prefixes(s.allow) {
 			r.Add(rule.From(p), rule.Comment(v.name+" source range"), rule.Jump(s.target))
 		}
 		r.Add(rule.Comment("other traffic to " + v.name + " is dropped by " + chainProxyFirewall))
 	}
 	r.Begin(rule.Filter(s.chain))
-	for _, p := range r.allowed(s.allow) {
+	for _, p := range r.family.Prefixes(s.allow) {
 		r.Add(rule.From(p), rule.Comment(v.name+" source range"), rule.Return)
 	}
 	r.Add(rule.Comment(v.name+" has source ranges"), rule.Drop)
-}
-
-// allowed returns the ranges of the renderer's family, in canonical form.
-func (r *renderer) allowed(ranges []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range ranges {
-		if plan.FamilyOf(p.Addr()) == r.family {
-			out = append(out, p.Masked())
-		}
-	}
-	return out
-}
-
-// check says what of a Service port cannot be written as rules.
-func (r *renderer) check(sp *plan.ServicePort) error {
-	switch sp.ID.Protocol {
-	case plan.TCP, plan.UDP, plan.SCTP:
-	default:
-		return fmt.Errorf("protocol %s: want TCP, UDP or SCTP", sp.ID.Protocol)
-	}
-	for _, f := range sp.Frontends {
-		if f.Kind != plan.NodePort && (!f.Addr.IsValid() || plan.FamilyOf(f.Addr) != r.family) {
-			return fmt.Errorf("%s %s: not an %s address", f.Kind, f.Addr, r.family)
-		}
-		if f.Port == 0 {
-			return fmt.Errorf("%s %s: port 0", f.Kind, f.Addr)
-		}
-	}
-	for _, pool := range sp.Pools {
-		for _, e := range pool {
-			if !e.Addr.IsValid() || plan.FamilyOf(e.Addr.Addr()) != r.family || e.Addr.Port() == 0 {
-				return fmt.Errorf("endpoint %s: want an %s address and a port", e.Addr, r.family)
-			}
-		}
-	}
-	if len(sp.Frontends) == 0 {
-		return errors.New("it has no frontends")
-	}
-	return nil
 }

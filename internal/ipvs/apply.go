@@ -191,7 +191,7 @@ func (f *family) writeElements(p phase) {
 
 // setRanges replaces the elements of an interval set if they differ.
 func (f *family) setRanges(name string, prefixes []netip.Prefix) {
-	want := nft.Intervals(table.RangesOf(f.fam, prefixes))
+	want := nft.Intervals(f.fam.Prefixes(prefixes))
 	if slices.Equal(want, f.ranges[name]) {
 		return
 	}

@@ -215,7 +215,7 @@ func (f *family) changes(u plan.Update, s settings) []pending {
 	seen := map[plan.ID]bool{}
 	consider := func(id plan.ID, sp *plan.ServicePort) {
 		if sp != nil {
-			err := check(f.fam, sp)
+			err := sp.Validate()
 			if err == nil {
 				err = f.contested(sp, s)
 			}

@@ -63,7 +63,7 @@ func supports(ctx context.Context, f plan.Family, k kernel) error {
 	if err := k.servers.Probe(ctx, table.ServerFamilyOf(f), scheduler.Default); err != nil {
 		return fmt.Errorf("ipvs for %s: %w", f, err)
 	}
-	s := table.Settings{Family: f, Bit: 14, Pods: plan.LocalPrefix}
+	s := table.Settings{Family: f, Bit: 14, Local: plan.LocalTraffic{Kind: plan.LocalPrefix}}
 	if err := nft.Probe(ctx, k.tables, nft.Table{Family: table.FamilyOf(f), Name: probeTable}, needs(s)); err != nil {
 		return fmt.Errorf("nftables for %s: %w", f, err)
 	}

@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -106,7 +105,7 @@ func (s settings) render(svc *service) *rendered {
 // origins differ, so that nothing from outside leaves the node by mistake.
 func (s settings) classOf(fe *plan.Frontend) (*table.Class, plan.Pool) {
 	routes := fe.Route
-	c := &table.Class{PodsUnknown: s.Pods == plan.LocalUnknown}
+	c := &table.Class{PodsUnknown: s.Local.Kind == plan.LocalUnknown}
 	if c.PodsUnknown {
 		routes[plan.FromPod] = routes[plan.FromOutside]
 	}
@@ -220,7 +219,7 @@ func wholeSeconds(d time.Duration) time.Duration {
 // endpoints adds the elements that endpoints of the used pools need.
 func (s settings) endpoints(r *rendered, used [2]bool) {
 	sp := r.sp
-	meetsItself := sp.MayMeetItself(plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: s.Ranges})
+	meetsItself := sp.MayMeetItself(s.Local)
 	seen := map[table.Element]bool{}
 	add := func(e table.Element) {
 		if !seen[e] {
@@ -248,32 +247,4 @@ func (s settings) endpoints(r *rendered, used [2]bool) {
 			}
 		}
 	}
-}
-
-// check says what of a Service port the kernel cannot have.
-func check(f plan.Family, sp *plan.ServicePort) error {
-	switch sp.ID.Protocol {
-	case plan.TCP, plan.UDP, plan.SCTP:
-	default:
-		return fmt.Errorf("protocol %s: want TCP, UDP or SCTP", sp.ID.Protocol)
-	}
-	for _, fe := range sp.Frontends {
-		if fe.Kind != plan.NodePort && (!fe.Addr.IsValid() || plan.FamilyOf(fe.Addr) != f) {
-			return fmt.Errorf("%s %s: not an %s address", fe.Kind, fe.Addr, f)
-		}
-		if fe.Port == 0 {
-			return fmt.Errorf("%s %s: port 0", fe.Kind, fe.Addr)
-		}
-	}
-	for _, pool := range sp.Pools {
-		for _, e := range pool {
-			if !e.Addr.IsValid() || plan.FamilyOf(e.Addr.Addr()) != f || e.Addr.Port() == 0 {
-				return fmt.Errorf("endpoint %s: want an %s address and a port", e.Addr, f)
-			}
-		}
-	}
-	if len(sp.Frontends) == 0 {
-		return errors.New("it has no frontends")
-	}
-	return nil
 }

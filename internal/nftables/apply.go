@@ -189,7 +189,7 @@ func (f *family) follow(u plan.Update, old settings, fresh bool) []error {
 	var changes []pending
 	consider := func(id plan.ID, sp *plan.ServicePort) {
 		if sp != nil {
-			if err := check(f.fam, sp); err != nil {
+			if err := check(sp); err != nil {
 				bad = append(bad, &dataplane.ObjectError{ID: id, Err: err})
 				return
 			}
@@ -279,7 +279,7 @@ func (f *family) yieldFronts(changes []pending) int {
 	involved := 0
 	for i := range changes {
 		p := &changes[i]
-		keeps := &rendered{service: p.old.service, objects: p.old.objects, ranges: p.old.ranges}
+		keeps := &rendered{service: p.old.service, objects: p.old.objects, local: p.old.local}
 		for _, fr := range p.old.fronts {
 			if key := string(fr.key); gained[key] && !p.new.has(key) {
 				contested[key] = true
@@ -371,7 +371,7 @@ func (f *family) finish(fresh bool) {
 
 // setRanges replaces the elements of an interval set if they differ.
 func (f *family) setRanges(name string, prefixes []netip.Prefix) {
-	want := nft.Intervals(rangesOf(f.fam, prefixes))
+	want := nft.Intervals(f.fam.Prefixes(prefixes))
 	if slices.Equal(want, f.ranges[name]) {
 		return
 	}

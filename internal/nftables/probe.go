@@ -72,7 +72,7 @@ func Supports(ctx context.Context, f plan.Family) error {
 }
 
 func supports(ctx context.Context, f plan.Family, t nft.Tables) error {
-	s := settings{family: f, mark: 1, pods: plan.LocalPrefix}
+	s := settings{family: f, mark: 1, local: plan.LocalTraffic{Kind: plan.LocalPrefix}}
 	if err := nft.Probe(ctx, t, nft.Table{Family: owned.Family(f), Name: probeTable}, needs(s)); err != nil {
 		return fmt.Errorf("nftables for %s: %w", f, err)
 	}

@@ -72,7 +72,7 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 		return out
 	}
 	sp := v.sp
-	meetsItself := sp.MayMeetItself(plan.LocalTraffic{Kind: plan.LocalPrefix, Prefixes: v.ranges})
+	meetsItself := sp.MayMeetItself(v.local)
 	var used [2]bool
 	for i := range v.fronts {
 		f := &v.fronts[i]

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,10 +16,8 @@ import (
 type settings struct {
 	family  plan.Family
 	mark    uint32
-	liberal bool // nothing is dropped as INVALID
-	pods    plan.LocalKind
-	name    string // of the interface, or how its name begins
-	ranges  []netip.Prefix
+	liberal bool              // nothing is dropped as INVALID
+	local   plan.LocalTraffic // in the family
 }
 
 // key stands for all of it, to compare.
@@ -29,32 +26,18 @@ func (s settings) key() string { return fmt.Sprint(s) }
 // newSettings takes what matters of a node. The error names a value that no rule can
 // have.
 func newSettings(f plan.Family, mark uint32, liberal bool, n *plan.Node) (settings, error) {
-	s := settings{family: f, mark: mark, liberal: liberal}
-	local := n.Local[f]
-	s.pods, s.name = local.Kind, local.Name
-	switch s.pods {
-	case plan.LocalPrefix:
-		s.name, s.ranges = "", rangesOf(f, local.Prefixes)
-		if len(s.ranges) == 0 {
-			s.pods = plan.LocalUnknown
-		}
-	case plan.LocalInterface, plan.LocalInterfacePrefix:
-		const longest = 15
-		if s.name == "" || len(s.name) > longest || strings.ContainsAny(s.name, " \t\n\"'\\/*") {
-			return s, fmt.Errorf("local traffic: %q is no interface name: give 1 to %d characters without spaces, quotes, '/' and '*'", s.name, longest)
-		}
-	}
-	return s, nil
+	local, err := n.Local[f].In(f)
+	return settings{family: f, mark: mark, liberal: liberal, local: local}, err
 }
 
 // isPod matches packets of this node's pods, or, with not, all others; nil if they
 // cannot be told.
 func (s settings) isPod(not bool) nft.Statement {
-	switch s.pods {
+	switch s.local.Kind {
 	case plan.LocalPrefix:
 		return nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: setPodRanges, Not: not}
 	case plan.LocalInterface, plan.LocalInterfacePrefix:
-		return nft.InterfaceIs{Name: s.name, Prefix: s.pods == plan.LocalInterfacePrefix, Not: not}
+		return nft.InterfaceIs{Name: s.local.Name, Prefix: s.local.Kind == plan.LocalInterfacePrefix, Not: not}
 	}
 	return nil
 }
@@ -88,7 +71,7 @@ type rendered struct {
 	*service
 	fronts  []front
 	objects []object // those that others lead to first
-	ranges  []netip.Prefix
+	local   plan.LocalTraffic
 }
 
 // object is a chain with its rules, or a set with fixed elements.
@@ -116,7 +99,7 @@ type class struct {
 
 // render says what a Service port needs. It is pure.
 func (s settings) render(svc *service) *rendered {
-	r := &rendered{service: svc, ranges: s.ranges}
+	r := &rendered{service: svc, local: s.local}
 	if svc == nil {
 		return r
 	}
@@ -156,7 +139,7 @@ func (s settings) front(svc *service, fe *plan.Frontend, need func(object)) fron
 
 // classOf reduces a frontend's routes to what makes a difference.
 func (s settings) classOf(svc *service, fe *plan.Frontend) *class {
-	c := &class{routes: fe.Route, nodePort: fe.Kind == plan.NodePort, podsUnknown: s.pods == plan.LocalUnknown}
+	c := &class{routes: fe.Route, nodePort: fe.Kind == plan.NodePort, podsUnknown: s.local.Kind == plan.LocalUnknown}
 	if c.podsUnknown {
 		c.routes[plan.FromPod] = c.routes[plan.FromOutside]
 	}
@@ -258,7 +241,7 @@ func isProto(p plan.Protocol) nft.Statement {
 
 // allow returns the verdict that lets only some sources go on.
 func (s settings) allow(ranges []netip.Prefix, to nft.Verdict, need func(object)) nft.Verdict {
-	own := rangesOf(s.family, ranges)
+	own := s.family.Prefixes(ranges)
 	if len(own) == 0 {
 		return nft.Verdict{Code: nft.Drop}
 	}
@@ -286,43 +269,11 @@ func frontKey(p plan.Protocol, f *plan.Frontend) nft.Concat {
 }
 
 // check says what of a Service port the kernel cannot have.
-func check(f plan.Family, sp *plan.ServicePort) error {
-	switch sp.ID.Protocol {
-	case plan.TCP, plan.UDP, plan.SCTP:
-	default:
-		return fmt.Errorf("protocol %s: want TCP, UDP or SCTP", sp.ID.Protocol)
-	}
-	for _, fe := range sp.Frontends {
-		if fe.Kind != plan.NodePort && (!fe.Addr.IsValid() || plan.FamilyOf(fe.Addr) != f) {
-			return fmt.Errorf("%s %s: not an %s address", fe.Kind, fe.Addr, f)
-		}
-		if fe.Port == 0 {
-			return fmt.Errorf("%s %s: port 0", fe.Kind, fe.Addr)
-		}
-	}
+func check(sp *plan.ServicePort) error {
 	for _, pool := range sp.Pools {
-		for _, e := range pool {
-			if !e.Addr.IsValid() || plan.FamilyOf(e.Addr.Addr()) != f || e.Addr.Port() == 0 {
-				return fmt.Errorf("endpoint %s: want an %s address and a port", e.Addr, f)
-			}
-		}
 		if n := slots.Total(pool); n > slots.Most {
 			return fmt.Errorf("%d endpoints in one pool: want at most %d", n, slots.Most)
 		}
 	}
-	if len(sp.Frontends) == 0 {
-		return errors.New("it has no frontends")
-	}
-	return nil
-}
-
-// rangesOf are the prefixes of one family, in canonical form.
-func rangesOf(f plan.Family, prefixes []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range prefixes {
-		if plan.FamilyOf(p.Addr()) == f {
-			out = append(out, p.Masked())
-		}
-	}
-	return out
+	return sp.Validate()
 }

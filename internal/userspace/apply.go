@@ -186,7 +186,7 @@ func (f *family) changes(u plan.Update, all bool) ([]*change, []error) {
 	for _, id := range order {
 		c := &change{id: id, old: f.services[id], new: service{sp: u.Plan.Services[id]}}
 		if sp := c.new.sp; sp != nil {
-			if err := check(f.fam, sp); err != nil {
+			if err := sp.Validate(); err != nil {
 				bad = append(bad, &dataplane.ObjectError{ID: id, Err: err})
 				continue
 			}

@@ -106,11 +106,11 @@ func (s settings) lead(o plan.Origin) []*nft.Rule {
 
 // isPod matches packets of this node's pods; nil if they cannot be told.
 func (s settings) isPod() nft.Statement {
-	switch s.pods {
+	switch s.local.Kind {
 	case plan.LocalPrefix:
 		return nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: setPodRanges}
 	case plan.LocalInterface, plan.LocalInterfacePrefix:
-		return nft.InterfaceIs{Name: s.name, Prefix: s.pods == plan.LocalInterfacePrefix}
+		return nft.InterfaceIs{Name: s.local.Name, Prefix: s.local.Kind == plan.LocalInterfacePrefix}
 	}
 	return nil
 }

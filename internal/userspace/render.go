@@ -1,11 +1,9 @@
 package userspace
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -14,12 +12,10 @@ import (
 // settings is everything but the Services that the table depends on, for one family.
 type settings struct {
 	family plan.Family
-	block  netip.Prefix // of the listening addresses
-	own    uint32       // the mark of the relay's own packets
-	route  uint32       // the mark that brings packets to the relay's sockets
-	pods   plan.LocalKind
-	name   string // of the interface, or how its name begins
-	ranges []netip.Prefix
+	block  netip.Prefix      // of the listening addresses
+	own    uint32            // the mark of the relay's own packets
+	route  uint32            // the mark that brings packets to the relay's sockets
+	local  plan.LocalTraffic // in the family
 }
 
 // key stands for all of it, to compare.
@@ -27,21 +23,9 @@ func (s settings) key() string { return fmt.Sprint(s) }
 
 // follow takes what matters of a node. The error names a value that no rule can have.
 func (s settings) follow(n *plan.Node) (settings, error) {
-	local := n.Local[s.family]
-	s.pods, s.name, s.ranges = local.Kind, local.Name, nil
-	switch s.pods {
-	case plan.LocalPrefix:
-		s.name, s.ranges = "", rangesOf(s.family, local.Prefixes)
-		if len(s.ranges) == 0 {
-			s.pods = plan.LocalUnknown
-		}
-	case plan.LocalInterface, plan.LocalInterfacePrefix:
-		const longest = 15
-		if s.name == "" || len(s.name) > longest || strings.ContainsAny(s.name, " \t\n\"'\\/*") {
-			return s, fmt.Errorf("local traffic: %q is no interface name: give 1 to %d characters without spaces, quotes, '/' and '*'", s.name, longest)
-		}
-	}
-	return s, nil
+	local, err := n.Local[s.family].In(s.family)
+	s.local = local
+	return s, err
 }
 
 // place is where an element is.
@@ -86,7 +70,7 @@ func (s settings) render(sp *plan.ServicePort, port uint16) *rendered {
 			listeners, verdicts = setPorts, setPortVerdicts
 		}
 		for _, o := range plan.Origins {
-			if o == plan.FromPod && s.pods == plan.LocalUnknown {
+			if o == plan.FromPod && s.local.Kind == plan.LocalUnknown {
 				continue
 			}
 			key := frontKey(sp.ID.Protocol, fe).Number(originNumber(o)).Tuple()
@@ -137,7 +121,7 @@ func (s settings) guard(sp *plan.ServicePort, fe *plan.Frontend, r *rendered) {
 		set = setPortGuards
 	}
 	v := nft.Verdict{Code: nft.Drop}
-	if own := rangesOf(s.family, fe.Allow); len(own) > 0 {
+	if own := s.family.Prefixes(fe.Allow); len(own) > 0 {
 		name := rangesName(own)
 		r.guards[name] = own
 		v = nft.Verdict{Code: nft.Jump, Chain: prefixAllow + name}
@@ -151,43 +135,4 @@ func frontKey(p plan.Protocol, f *plan.Frontend) nft.Concat {
 		return nft.Concat(nil).Proto(uint8(p)).Port(f.Port)
 	}
 	return nft.Concat(nil).Addr(f.Addr).Proto(uint8(p)).Port(f.Port)
-}
-
-// check says what of a Service port cannot be carried out.
-func check(f plan.Family, sp *plan.ServicePort) error {
-	switch sp.ID.Protocol {
-	case plan.TCP, plan.UDP, plan.SCTP:
-	default:
-		return fmt.Errorf("protocol %s: want TCP, UDP or SCTP", sp.ID.Protocol)
-	}
-	for _, fe := range sp.Frontends {
-		if fe.Kind != plan.NodePort && (!fe.Addr.IsValid() || plan.FamilyOf(fe.Addr) != f) {
-			return fmt.Errorf("%s %s: not an %s address", fe.Kind, fe.Addr, f)
-		}
-		if fe.Port == 0 {
-			return fmt.Errorf("%s %s: port 0", fe.Kind, fe.Addr)
-		}
-	}
-	for _, pool := range sp.Pools {
-		for _, e := range pool {
-			if !e.Addr.IsValid() || plan.FamilyOf(e.Addr.Addr()) != f || e.Addr.Port() == 0 {
-				return fmt.Errorf("endpoint %s: want an %s address and a port", e.Addr, f)
-			}
-		}
-	}
-	if len(sp.Frontends) == 0 {
-		return errors.New("it has no frontends")
-	}
-	return nil
-}
-
-// rangesOf are the prefixes of one family, in canonical form.
-func rangesOf(f plan.Family, prefixes []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range prefixes {
-		if plan.FamilyOf(p.Addr()) == f {
-			out = append(out, p.Masked())
-		}
-	}
-	return out
 }

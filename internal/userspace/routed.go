@@ -185,7 +185,7 @@ func vipRoute(a netip.Addr) route.Entry {
 
 // grow has the relay know a Service port and listen on all of its addresses.
 func (r *routes) grow(sp *plan.ServicePort) error {
-	if err := check(sp.ID.Family, sp); err != nil {
+	if err := sp.Validate(); err != nil {
 		return err
 	}
 	r.remarkProtocol(sp.ID)

@@ -31,7 +31,7 @@ func (f *family) write(n *plan.Node, fresh bool) {
 		}
 	}
 	f.setRanges(core[setOwn], []netip.Prefix{f.settings.block})
-	f.setRanges(core[setPodRanges], f.settings.ranges)
+	f.setRanges(core[setPodRanges], f.settings.local.Prefixes)
 	chains := f.settings.chains()
 	for _, c := range chains { // those that verdicts may lead to
 		if c.Hook == nil && f.chains[c.Name] == "" {
@@ -137,7 +137,7 @@ func (c chain) sum() string {
 
 // setRanges replaces the elements of an interval set if they differ.
 func (f *family) setRanges(set *nft.Set, prefixes []netip.Prefix) {
-	want := nft.Intervals(rangesOf(f.fam, prefixes))
+	want := nft.Intervals(f.fam.Prefixes(prefixes))
 	if slices.Equal(want, f.ranges[set.Name]) {
 		return
 	}

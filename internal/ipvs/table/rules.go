@@ -29,12 +29,10 @@ const (
 // Settings is everything but the Services that chains depend on, for one family.
 type Settings struct {
 	Family  plan.Family
-	Bit     int  // of the mark that asks for masquerading
-	Liberal bool // nothing is dropped as INVALID
-	Pods    plan.LocalKind
-	name    string         // of the interface, or how its name begins
-	Ranges  []netip.Prefix // of pods
-	Addrs   []netip.Addr   // that accept node ports
+	Bit     int               // of the mark that asks for masquerading
+	Liberal bool              // nothing is dropped as INVALID
+	Local   plan.LocalTraffic // in the family
+	Addrs   []netip.Addr      // that accept node ports
 }
 
 // Mark asks for masquerading.
@@ -43,38 +41,14 @@ func (s Settings) Mark() uint32 { return 1 << s.Bit }
 // NewSettings takes what matters of a node. The error names a value that no rule can
 // have.
 func NewSettings(f plan.Family, bit int, liberal bool, n *plan.Node) (Settings, error) {
-	s := Settings{Family: f, Bit: bit, Liberal: liberal}
-	local := n.Local[f]
-	s.Pods, s.name = local.Kind, local.Name
-	switch s.Pods {
-	case plan.LocalPrefix:
-		s.name, s.Ranges = "", RangesOf(f, local.Prefixes)
-		if len(s.Ranges) == 0 {
-			s.Pods = plan.LocalUnknown
-		}
-	case plan.LocalInterface, plan.LocalInterfacePrefix:
-		const longest = 15
-		if s.name == "" || len(s.name) > longest || strings.ContainsAny(s.name, " \t\n\"'\\/*") {
-			return s, fmt.Errorf("local traffic: %q is no interface name: give 1 to %d characters without spaces, quotes, '/' and '*'", s.name, longest)
-		}
-	}
+	local, err := n.Local[f].In(f)
+	s := Settings{Family: f, Bit: bit, Liberal: liberal, Local: local}
 	for _, a := range n.NodePorts[f].Addrs {
 		if plan.FamilyOf(a) == f {
 			s.Addrs = append(s.Addrs, a)
 		}
 	}
-	return s, nil
-}
-
-// RangesOf are the prefixes of one family, in canonical form.
-func RangesOf(f plan.Family, prefixes []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range prefixes {
-		if plan.FamilyOf(p.Addr()) == f {
-			out = append(out, p.Masked())
-		}
-	}
-	return out
+	return s, err
 }
 
 // Object is a chain with its rules, or a set with fixed elements.
@@ -123,11 +97,11 @@ func isProto(p plan.Protocol) nft.Statement {
 
 // isPod matches packets of this node's pods; nil if they cannot be told.
 func (s Settings) isPod() nft.Statement {
-	switch s.Pods {
+	switch s.Local.Kind {
 	case plan.LocalPrefix:
 		return nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: PodRanges}
 	case plan.LocalInterface, plan.LocalInterfacePrefix:
-		return nft.InterfaceIs{Name: s.name, Prefix: s.Pods == plan.LocalInterfacePrefix}
+		return nft.InterfaceIs{Name: s.Local.Name, Prefix: s.Local.Kind == plan.LocalInterfacePrefix}
 	}
 	return nil
 }
@@ -342,7 +316,7 @@ func (s Settings) carryOut(rules []*nft.Rule, c *Class, r Treatment, match ...nf
 
 // AllowChain lets new flows of some sources only on to a chain, and the set it needs.
 func (s Settings) AllowChain(ranges []netip.Prefix, to string) (chain Object, set *Object) {
-	own := RangesOf(s.Family, ranges)
+	own := s.Family.Prefixes(ranges)
 	if len(own) == 0 {
 		o := s.chain(PrefixAllow+"nobody/"+to, "", s.Rule(IsNew, nft.Do{Code: nft.Drop}), s.Rule(nft.Do{Code: nft.Goto, Chain: to}))
 		return o, nil
