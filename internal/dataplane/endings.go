@@ -45,7 +45,7 @@ func (e endings) add(u *plan.Update, now time.Time) {
 	for k, of := range e {
 		switch sp, changed := changes[k.id]; {
 		case !changed:
-		case !k.unanswered && (sp == nil || unlimited(sp.Chosen()) || sp.Keeps(k.endpoint)):
+		case !k.unanswered && (sp == nil || sp.Chosen().FlowsEndAfter(false) == 0 || sp.Keeps(k.endpoint)):
 			delete(e, k) // the Service does not ask any more, or the endpoint is back
 		default:
 			of.instead = anyTaker(sp)
@@ -69,8 +69,6 @@ func (e endings) add(u *plan.Update, now time.Time) {
 		}
 	}
 }
-
-func unlimited(p plan.Policy) bool { return p.VanishedTimeout == 0 && p.DrainTimeout == 0 }
 
 // anyTaker returns an endpoint of sp that takes new flows, invalid: there is none.
 func anyTaker(sp *plan.ServicePort) netip.AddrPort {

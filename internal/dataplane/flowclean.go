@@ -13,9 +13,9 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
-// flowCleaner removes stale UDP flows, and TCP flows that are to end, after the kernel was programmed, on its own
-// goroutine: a table of a million flows takes a while to walk, and the next sync
-// does not wait for it.
+// flowCleaner removes stale UDP flows, and TCP flows that are to end, after the kernel
+// was programmed, on its own goroutine: a table of a million flows takes a while to
+// walk, and the next sync does not wait for it.
 type flowCleaner struct {
 	table FlowTable
 	stats Stats

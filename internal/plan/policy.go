@@ -37,6 +37,16 @@ type Policy struct {
 	Check HealthCheck
 }
 
+// FlowsEndAfter returns how long TCP flows to an endpoint that takes no new ones may go
+// on, from when it terminates, or else from when it is gone; 0: without limit. An
+// endpoint that vanished has the shorter of both times.
+func (p Policy) FlowsEndAfter(terminates bool) time.Duration {
+	if terminates || p.VanishedTimeout == 0 || p.DrainTimeout != 0 && p.DrainTimeout < p.VanishedTimeout {
+		return p.DrainTimeout
+	}
+	return p.VanishedTimeout
+}
+
 // String is what is chosen, each thing as a word, with a space between; "" for the
 // zero Policy: "scheduler=mh source-port fallback drain-timeout=30s".
 func (p Policy) String() string {

@@ -33,8 +33,8 @@ import (
 //
 // A frontend's line says what happens to packets from pods of this node, from the
 // node itself and from outside; an endpoint's line says which pools it is in,
-// "serving" if its existing UDP flows stay, and "here" or "elsewhere" if it is
-// known whether it is on this node. A weight other than 1 is there, and what the
+// "serving" if it is in ServicePort.Serving, and "here" or "elsewhere" if it is known
+// whether it is on this node. A weight other than 1 is there, and what the
 // Service's annotations choose (see [Policy.String]).
 func Write(w io.Writer, p *Plan) error {
 	b := bufio.NewWriter(w)

@@ -20,17 +20,14 @@ type Departure struct {
 }
 
 // Departures returns the endpoints whose flows c limits by New.Policy: those that begin
-// to terminate (DrainTimeout), and those that are gone without having been seen
-// terminating (VanishedTimeout or DrainTimeout, the shorter). The limit ends if
-// [ServicePort.Keeps] them again.
+// to terminate, and those that are gone without having been seen terminating (see
+// [Policy.FlowsEndAfter]). The limit ends if [ServicePort.Keeps] them again.
 func (c Change) Departures() []Departure {
 	if c.Old == nil || c.New == nil || c.ID.Protocol != TCP {
 		return nil
 	}
-	drain, vanished := c.New.Chosen().DrainTimeout, c.New.Chosen().VanishedTimeout
-	if vanished == 0 || drain != 0 && drain < vanished {
-		vanished = drain
-	}
+	policy := c.New.Chosen()
+	drain, vanished := policy.FlowsEndAfter(true), policy.FlowsEndAfter(false)
 	var out []Departure
 	for _, a := range c.New.Draining {
 		if drain != 0 && !has(c.Old.Draining, a) {

@@ -49,7 +49,7 @@ func (d *draft) build(id plan.ID, base *plan.ServicePort) *plan.ServicePort {
 	switch {
 	case id.Protocol == plan.UDP:
 		p.serving(cluster.Serving|cluster.Ready, 0)
-	case id.Protocol == plan.TCP && (next.Chosen().VanishedTimeout != 0 || next.Chosen().DrainTimeout != 0):
+	case id.Protocol == plan.TCP && next.Chosen().FlowsEndAfter(false) != 0:
 		p.serving(0, cluster.Terminating)
 	}
 	sibling := &plan.ServicePort{}

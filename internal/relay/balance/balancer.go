@@ -132,10 +132,7 @@ func (b *Balancer) remove(e *Endpoint, sp *plan.ServicePort, policy plan.Policy,
 		e.endAt.CompareAndSwap(0, now.UnixNano())
 		return 0
 	}
-	after := policy.VanishedTimeout
-	if drain := policy.DrainTimeout; slices.Contains(sp.Draining, e.Addr) || after == 0 || drain != 0 && drain < after {
-		after = drain
-	}
+	after := policy.FlowsEndAfter(slices.Contains(sp.Draining, e.Addr))
 	if !first || after == 0 {
 		return 0
 	}
