@@ -100,7 +100,7 @@ func (f *family) begin() {
 			e.pinned = true
 			continue
 		}
-		f.objects[s.Name] = &entry{Object: table.Object{Set: s}, isSet: true, exists: true, pinned: true}
+		f.objects[s.Name] = &entry{Object: nft.Object{Set: s}, isSet: true, exists: true, pinned: true}
 		f.add(nft.Op{Kind: nft.AddSet, Set: s})
 	}
 	f.pin(f.settings.Inner())
@@ -192,14 +192,8 @@ func (f *family) writeElements(p phase) {
 // setRanges replaces the elements of an interval set if they differ.
 func (f *family) setRanges(name string, prefixes []netip.Prefix) {
 	want := nft.Intervals(f.fam.Prefixes(prefixes))
-	if slices.Equal(want, f.ranges[name]) {
-		return
-	}
-	if len(f.ranges[name]) > 0 {
-		f.add(nft.Op{Kind: nft.FlushSet, Name: name})
-	}
-	if len(want) > 0 {
-		f.add(nft.Op{Kind: nft.AddElements, Set: f.objects[name].Set, Elements: want})
+	for _, o := range nft.ReplaceIntervals(f.objects[name].Set, f.ranges[name], want) {
+		f.add(o)
 	}
 	f.ranges[name] = want
 }

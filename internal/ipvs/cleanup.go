@@ -53,7 +53,7 @@ func removeTables(ctx context.Context, env dataplane.Env, k kernel) error {
 	for _, f := range plan.Families {
 		held := table.Of(f)
 		exists, err := k.tables.Exists(ctx, held)
-		if table.Lacks(err) {
+		if nft.Lacks(err) {
 			continue
 		}
 		if err == nil && exists {
@@ -75,7 +75,7 @@ func removeTables(ctx context.Context, env dataplane.Env, k kernel) error {
 // own, and what kube-proxy left besides are sets.
 func cleanupKubeProxy(ctx context.Context, env dataplane.Env, o Options, k kernel) error {
 	for _, f := range plan.Families {
-		if exists, err := k.tables.Exists(ctx, table.Of(f)); exists || err != nil && !table.Lacks(err) {
+		if exists, err := k.tables.Exists(ctx, table.Of(f)); exists || err != nil && !nft.Lacks(err) {
 			return errors.Join(err, leftover.RemoveSets(env.Log, k.sets), k.close())
 		}
 	}
@@ -105,7 +105,7 @@ func ourServers(ctx context.Context, o Options, k kernel) ([]ipvs.Key, error) {
 	recorded := map[ipvs.Key]bool{}
 	for _, fam := range plan.Families {
 		held, err := k.tables.Read(ctx, table.Of(fam))
-		if errors.Is(err, nft.ErrNoTable) || table.Lacks(err) {
+		if errors.Is(err, nft.ErrNoTable) || nft.Lacks(err) {
 			continue
 		}
 		if err != nil {
@@ -145,7 +145,7 @@ func removeServers(env dataplane.Env, k kernel, servers []ipvs.Key) error {
 func inForce(ctx context.Context, k kernel) (bool, error) {
 	for _, f := range plan.Families {
 		exists, err := k.tables.Exists(ctx, table.Of(f))
-		if exists || err != nil && !table.Lacks(err) {
+		if exists || err != nil && !nft.Lacks(err) {
 			return exists, errors.Join(err, k.close())
 		}
 	}

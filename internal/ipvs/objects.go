@@ -12,7 +12,7 @@ import (
 
 // entry is a chain or a set with fixed elements, and who needs it.
 type entry struct {
-	table.Object
+	nft.Object
 	refs   int  // frontends
 	pinned bool // needed in any case
 	isSet  bool
@@ -24,7 +24,7 @@ type entry struct {
 func (e *entry) needed() bool { return e.refs > 0 || e.pinned }
 
 // place makes an entry stand for an object.
-func (f *family) place(o table.Object) *entry {
+func (f *family) place(o nft.Object) *entry {
 	e := f.objects[o.Name()]
 	if e == nil {
 		e = &entry{}
@@ -35,7 +35,7 @@ func (f *family) place(o table.Object) *entry {
 }
 
 // retain counts a user of an object.
-func (f *family) retain(o table.Object) {
+func (f *family) retain(o nft.Object) {
 	e := f.objects[o.Name()]
 	if e == nil || e.refs == 0 || e.Chain == nil && e.Set == nil {
 		e = f.place(o)
@@ -54,7 +54,7 @@ func (f *family) release(name string) {
 }
 
 // pin makes objects exist that are always there.
-func (f *family) pin(objects []table.Object) {
+func (f *family) pin(objects []nft.Object) {
 	for _, o := range objects {
 		f.place(o).pinned = true
 		f.touched[o.Name()] = struct{}{}

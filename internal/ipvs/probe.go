@@ -34,8 +34,8 @@ func needs(s table.Settings) []nft.Need {
 		return ops
 	}
 	one := func(typ string, num nft.HookNum, priority int32, statements ...nft.Statement) []nft.Op {
-		o := s.Hooked("probe", typ, num, priority, s.Rule(statements...))
-		return []nft.Op{{Kind: nft.AddChain, Chain: o.Chain}, {Kind: nft.AddRule, Name: "probe", Rule: o.Rules()[0]}}
+		o := nft.NewHooked("probe", typ, num, priority, s.Rule(statements...))
+		return o.Steps(false)
 	}
 	return []nft.Need{
 		{What: "tables", Option: "CONFIG_NF_TABLES, CONFIG_NF_TABLES_IPV4 and CONFIG_NF_TABLES_IPV6", Since: "3.13"},

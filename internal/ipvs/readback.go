@@ -104,32 +104,15 @@ func (f *family) adopt(e ipvs.Entry) {
 // fits reports whether a table can be repaired in place: what cannot be changed of
 // it is as it should be.
 func (f *family) fits(c *nft.Contents) bool {
-	if c.Comment != table.Layout {
-		return false
-	}
 	s := table.Settings{Family: f.fam, Bit: f.env.MasqueradeBit}
-	for _, want := range s.Sets() {
-		if have := c.Sets[want.Name]; have != nil && table.Declaration(have) != table.Declaration(want) {
-			return false
-		}
-	}
-	for _, want := range append(s.Inner(), s.Base()...) {
-		have := c.Chains[want.Name()]
-		if have == nil {
-			continue
-		}
-		if (have.Hook == nil) != (want.Chain.Hook == nil) || have.Hook != nil && *have.Hook != *want.Chain.Hook {
-			return false
-		}
-	}
-	return true
+	return c.Fits(table.Layout, s.Sets(), append(s.Inner(), s.Base()...))
 }
 
 // load takes over what a table holds.
 func (f *family) load(c *nft.Contents) {
 	for name, ch := range c.Chains {
 		f.hooked = f.hooked || ch.Hook != nil
-		f.objects[name] = &entry{Object: table.Object{Chain: &ch.Chain}, exists: true, sum: table.ChainSum(&ch.Chain, ch.Rules)}
+		f.objects[name] = &entry{Object: nft.Object{Chain: &ch.Chain}, exists: true, sum: nft.ChainSum(&ch.Chain, ch.Rules)}
 		f.touched[name] = struct{}{}
 	}
 	kinds := map[string]table.Kind{}
@@ -137,7 +120,7 @@ func (f *family) load(c *nft.Contents) {
 		kinds[k.Name()] = k
 	}
 	for name, set := range c.Sets {
-		f.objects[name] = &entry{Object: table.Object{Set: set}, isSet: true, exists: true}
+		f.objects[name] = &entry{Object: nft.Object{Set: set}, isSet: true, exists: true}
 		f.touched[name] = struct{}{}
 		k, grows := kinds[name]
 		switch {
@@ -148,24 +131,9 @@ func (f *family) load(c *nft.Contents) {
 				}
 			}
 		case name == table.PodRanges || name == table.ServiceRanges:
-			f.ranges[name] = ordered(c.Elements[name])
+			f.ranges[name] = nft.SortIntervals(c.Elements[name])
 		default:
-			f.objects[name].sum = table.SetSum(set, c.Elements[name])
+			f.objects[name].sum = nft.SetSum(set, c.Elements[name])
 		}
 	}
-}
-
-// ordered puts the elements of an interval set into the order of [nft.Intervals].
-func ordered(elements []nft.Element) []nft.Element {
-	out := slices.Clone(elements)
-	slices.SortFunc(out, func(a, b nft.Element) int {
-		switch {
-		case a.Key < b.Key, a.Key == b.Key && a.End && !b.End:
-			return -1
-		case a.Key != b.Key || a.End != b.End:
-			return 1
-		}
-		return 0
-	})
-	return out
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
 // settings is everything but the Services that virtual servers and chains depend on.
@@ -55,7 +56,7 @@ type rendered struct {
 	*service
 	servers []server
 	items   []item
-	objects []table.Object // chains and sets, those that others lead to first
+	objects []nft.Object // chains and sets, those that others lead to first
 	bound   []netip.Addr
 }
 
@@ -66,7 +67,7 @@ func (s settings) render(svc *service) *rendered {
 		return r
 	}
 	seen := map[string]bool{}
-	need := func(o table.Object) {
+	need := func(o nft.Object) {
 		if !seen[o.Name()] {
 			seen[o.Name()] = true
 			r.objects = append(r.objects, o)
@@ -143,7 +144,7 @@ func (s settings) classOf(fe *plan.Frontend) (*table.Class, plan.Pool) {
 }
 
 // front adds what a frontend needs.
-func (s settings) front(r *rendered, fe *plan.Frontend, c *table.Class, base plan.Pool, need func(table.Object)) {
+func (s settings) front(r *rendered, fe *plan.Frontend, c *table.Class, base plan.Pool, need func(nft.Object)) {
 	id := r.sp.ID
 	need(s.ClassChain(c))
 	lead := c.Name()

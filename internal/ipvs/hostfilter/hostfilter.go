@@ -60,7 +60,7 @@ func (h Host) Present(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	yes, err := h.Tables.Exists(ctx, Table(h.Family))
-	if table.Lacks(err) {
+	if nft.Lacks(err) {
 		err = nil
 	}
 	return yes, err

@@ -4,12 +4,6 @@
 package table
 
 import (
-	"crypto/sha256"
-	"encoding/base32"
-	"net/netip"
-	"slices"
-	"strings"
-
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -75,23 +69,8 @@ const (
 	prefixExternal = "external/"
 )
 
-// rangesName is the name of a set of source ranges, which follows from them.
-func rangesName(ranges []netip.Prefix) string {
-	sorted := make([]string, len(ranges))
-	for i, r := range ranges {
-		sorted[i] = r.Masked().String()
-	}
-	slices.Sort(sorted)
-	sum := sha256.Sum256([]byte(strings.Join(slices.Compact(sorted), ",")))
-	const length = 16
-	return prefixSources + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:length])
-}
-
-// Remark is the comment of an element, as far as it fits: it comes back as it is written.
-func Remark(id plan.ID) string {
-	const longest = 127
-	return id.String()[:min(len(id.String()), longest)]
-}
+// Remark is the comment of an element.
+func Remark(id plan.ID) string { return nft.CutComment(id.String()) }
 
 // Marks. Packets of some origins need another virtual server than the one at the
 // frontend's address; a virtual server by mark catches them, and ip_vs compares the

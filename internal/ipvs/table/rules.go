@@ -51,33 +51,8 @@ func NewSettings(f plan.Family, bit int, liberal bool, n *plan.Node) (Settings, 
 	return s, err
 }
 
-// Object is a chain with its rules, or a set with fixed elements.
-type Object struct {
-	Chain    *nft.Chain
-	Rules    func() []*nft.Rule
-	Set      *nft.Set
-	Elements []nft.Element
-}
-
-func (o *Object) Name() string {
-	if o.Set != nil {
-		return o.Set.Name
-	}
-	return o.Chain.Name
-}
-
 func (s Settings) Rule(statements ...nft.Statement) *nft.Rule {
 	return nft.NewRule(FamilyOf(s.Family), statements...)
-}
-
-func (s Settings) chain(name, remark string, rules ...*nft.Rule) Object {
-	return Object{Chain: &nft.Chain{Name: name, Comment: remark}, Rules: func() []*nft.Rule { return rules }}
-}
-
-func (s Settings) Hooked(name, typ string, num nft.HookNum, priority int32, rules ...*nft.Rule) Object {
-	o := s.chain(name, "", rules...)
-	o.Chain.Hook = &nft.Hook{Type: typ, Num: num, Priority: priority}
-	return o
 }
 
 // Statements that come often.
@@ -90,10 +65,6 @@ var (
 )
 
 func isIn(k Kind, fields ...nft.Field) nft.In { return nft.In{Fields: fields, Set: k.Name()} }
-
-func isProto(p plan.Protocol) nft.Statement {
-	return nft.Is{Field: nft.Proto, Value: nft.Tuple([]byte{byte(p)})}
-}
 
 // isPod matches packets of this node's pods; nil if they cannot be told.
 func (s Settings) isPod() nft.Statement {
@@ -120,18 +91,18 @@ func (s Settings) Sets() []*nft.Set {
 }
 
 // Inner are the chains to which others lead.
-func (s Settings) Inner() []Object {
-	return []Object{
-		s.chain(chainReject, "",
-			s.Rule(isProto(plan.TCP), nft.Reject{Reset: true}),
+func (s Settings) Inner() []nft.Object {
+	return []nft.Object{
+		nft.NewChain(chainReject, "",
+			s.Rule(nft.IsProto(uint8(plan.TCP)), nft.Reject{Reset: true}),
 			s.Rule(nft.Reject{}),
 		),
-		s.chain(ChainRetired, "frontends that are gone: only flows of before",
+		nft.NewChain(ChainRetired, "frontends that are gone: only flows of before",
 			s.Rule(IsNew, toReject),
 			s.Rule(nft.ReplaceMark(0)),
 		),
 		// It returns for what a frontend lets through, and ends with a verdict else.
-		s.chain(ChainServices, "what is sent to a Service",
+		nft.NewChain(ChainServices, "what is sent to a Service",
 			s.Rule(nft.Dispatch{Fields: front, Map: Services.Name()}),
 			s.Rule(isIn(ClusterIPs, nft.DstAddr), IsNew, toReject),
 			s.Rule(isIn(ClusterIPs, nft.DstAddr), nft.Do{Code: nft.Accept}),
@@ -150,7 +121,7 @@ func (s Settings) dropUnallocated() *nft.Rule {
 }
 
 // Base are the chains that the kernel calls; see README.md for why each is where it is.
-func (s Settings) Base() []Object {
+func (s Settings) Base() []nft.Object {
 	keep := []*nft.Rule{
 		s.Rule(isIn(Servers, front...), nft.KeepDst{}),
 		s.Rule(isIn(ClusterIPs, nft.DstAddr), nft.KeepDst{}),
@@ -159,32 +130,32 @@ func (s Settings) Base() []Object {
 	unserved := s.Rule(isIn(Servers, front...), toReject)
 	passes := nft.SetMark(s.Mark())
 	input := []*nft.Rule{
-		s.Rule(isProto(plan.TCP), isIn(HealthPorts, nft.DstPort), passes),
+		s.Rule(nft.IsProto(uint8(plan.TCP)), isIn(HealthPorts, nft.DstPort), passes),
 		toServices,
 		s.Rule(passes),
 	}
 	forward := []*nft.Rule{s.dropUnallocated()}
 	if !s.Liberal {
-		invalid := s.Rule(isProto(plan.TCP), nft.Has{Field: nft.State, Bits: nft.StateInvalid}, isIn(Endpoints, nft.SrcAddr), nft.Do{Code: nft.Drop})
+		invalid := s.Rule(nft.IsProto(uint8(plan.TCP)), nft.Has{Field: nft.State, Bits: nft.StateInvalid}, isIn(Endpoints, nft.SrcAddr), nft.Do{Code: nft.Drop})
 		input, forward = append([]*nft.Rule{invalid}, input...), append([]*nft.Rule{invalid}, forward...)
 	}
-	return []Object{
-		s.Hooked(chainSteer, "filter", nft.Prerouting, prioritySteer,
+	return []nft.Object{
+		nft.NewHooked(chainSteer, "filter", nft.Prerouting, prioritySteer,
 			s.Rule(isIn(External, front...), nft.ReplaceMark(MarkOf(SteerID, s.Bit)))),
-		s.Hooked(chainKeepIn, "nat", nft.Prerouting, PriorityKeep, keep...),
-		s.Hooked(chainKeepOut, "nat", nft.Output, PriorityKeep, keep...),
-		s.Hooked(chainInput, "filter", nft.Input, PriorityInput, input...),
-		s.Hooked(chainMark, "filter", nft.Input, priorityMark, toServices),
-		s.Hooked(chainOutput, "filter", nft.Output, PriorityOutput, toServices),
-		s.Hooked(chainUnservedIn, "filter", nft.Input, priorityUnserved, unserved),
-		s.Hooked(chainUnservedOut, "filter", nft.Output, priorityMissed, unserved),
-		s.Hooked(chainForward, "filter", nft.Forward, priorityFilter, forward...),
-		s.Hooked(chainNAT, "nat", nft.Postrouting, PrioritySNAT,
+		nft.NewHooked(chainKeepIn, "nat", nft.Prerouting, PriorityKeep, keep...),
+		nft.NewHooked(chainKeepOut, "nat", nft.Output, PriorityKeep, keep...),
+		nft.NewHooked(chainInput, "filter", nft.Input, PriorityInput, input...),
+		nft.NewHooked(chainMark, "filter", nft.Input, priorityMark, toServices),
+		nft.NewHooked(chainOutput, "filter", nft.Output, PriorityOutput, toServices),
+		nft.NewHooked(chainUnservedIn, "filter", nft.Input, priorityUnserved, unserved),
+		nft.NewHooked(chainUnservedOut, "filter", nft.Output, priorityMissed, unserved),
+		nft.NewHooked(chainForward, "filter", nft.Forward, priorityFilter, forward...),
+		nft.NewHooked(chainNAT, "nat", nft.Postrouting, PrioritySNAT,
 			s.Rule(nft.Has{Field: nft.Mark, Bits: s.Mark()}, nft.Masquerade{}),
 			s.Rule(isIn(ServerMarks, nft.Mark), nft.SrcIsLocal{}, nft.Masquerade{}),
 			s.Rule(isIn(Hairpin, nft.SrcAddr, nft.DstAddr, nft.Proto, nft.DstPort), nft.Masquerade{})),
 		// Marks go, so that a tunnel's packets are not translated again.
-		s.Hooked(chainUnmark, "filter", nft.Postrouting, priorityUnmark,
+		nft.NewHooked(chainUnmark, "filter", nft.Postrouting, priorityUnmark,
 			s.Rule(nft.Has{Field: nft.Mark, Bits: s.Mark()}, nft.ClearMark(s.Mark())),
 			s.Rule(isIn(ServerMarks, nft.Mark), nft.ReplaceMark(0))),
 	}
@@ -249,8 +220,8 @@ func LeadsByMark(chain string) bool { return strings.Contains(chain, "."+labelMa
 
 // ClassChain is the chain of a class: it ends new flows that have no way, and marks
 // packets of all others.
-func (s Settings) ClassChain(c *Class) Object {
-	return Object{Chain: &nft.Chain{Name: c.Name()}, Rules: func() []*nft.Rule { return s.classRules(c) }}
+func (s Settings) ClassChain(c *Class) nft.Object {
+	return nft.Object{Chain: &nft.Chain{Name: c.Name()}, Rules: func() []*nft.Rule { return s.classRules(c) }}
 }
 
 func (s Settings) classRules(c *Class) []*nft.Rule {
@@ -315,20 +286,20 @@ func (s Settings) carryOut(rules []*nft.Rule, c *Class, r Treatment, match ...nf
 }
 
 // AllowChain lets new flows of some sources only on to a chain, and the set it needs.
-func (s Settings) AllowChain(ranges []netip.Prefix, to string) (chain Object, set *Object) {
+func (s Settings) AllowChain(ranges []netip.Prefix, to string) (chain nft.Object, set *nft.Object) {
 	own := s.Family.Prefixes(ranges)
 	if len(own) == 0 {
-		o := s.chain(PrefixAllow+"nobody/"+to, "", s.Rule(IsNew, nft.Do{Code: nft.Drop}), s.Rule(nft.Do{Code: nft.Goto, Chain: to}))
+		o := nft.NewChain(PrefixAllow+"nobody/"+to, "", s.Rule(IsNew, nft.Do{Code: nft.Drop}), s.Rule(nft.Do{Code: nft.Goto, Chain: to}))
 		return o, nil
 	}
-	name := rangesName(own)
-	set = &Object{
+	name := prefixSources + nft.PrefixesName(own)
+	set = &nft.Object{
 		Set: &nft.Set{
 			Name: name, Key: []nft.Type{nft.AddrType(FamilyOf(s.Family))}, Interval: true, Comment: fmt.Sprintf("%d source ranges", len(own)),
 		},
 		Elements: nft.Intervals(own),
 	}
-	return s.chain(PrefixAllow+strings.TrimPrefix(name, prefixSources)+"/"+to, "",
+	return nft.NewChain(PrefixAllow+strings.TrimPrefix(name, prefixSources)+"/"+to, "",
 		s.Rule(IsNew, nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: name, Not: true}, nft.Do{Code: nft.Drop}),
 		s.Rule(nft.Do{Code: nft.Goto, Chain: to})), set
 }

@@ -45,3 +45,27 @@ func (c *Contents) Hooked() bool {
 	}
 	return false
 }
+
+// Fits reports whether a table can be repaired in place: what cannot be changed of
+// it, and its comment, are as they should be.
+func (c *Contents) Fits(comment string, sets []*Set, chains []Object) bool {
+	if c.Comment != comment {
+		return false
+	}
+	for _, want := range sets {
+		if have := c.Sets[want.Name]; have != nil && have.Declaration() != want.Declaration() {
+			return false
+		}
+	}
+	for _, want := range chains {
+		have := c.Chains[want.Name()]
+		if have == nil {
+			continue
+		}
+		hook := want.Chain.Hook
+		if (have.Hook == nil) != (hook == nil) || hook != nil && *have.Hook != *hook {
+			return false
+		}
+	}
+	return true
+}

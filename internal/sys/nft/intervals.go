@@ -1,8 +1,11 @@
 package nft
 
 import (
+	"crypto/sha256"
+	"encoding/base32"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Intervals are the elements of an interval set that covers the prefixes: where
@@ -58,4 +61,32 @@ func SortIntervals(elements []Element) []Element {
 		return 0
 	})
 	return out
+}
+
+// ReplaceIntervals are the steps that give an interval set other elements; none if
+// they are the same. The table is left to the caller.
+func ReplaceIntervals(s *Set, have, want []Element) []Op {
+	var ops []Op
+	if slices.Equal(want, have) {
+		return nil
+	}
+	if len(have) > 0 {
+		ops = append(ops, Op{Kind: FlushSet, Name: s.Name})
+	}
+	if len(want) > 0 {
+		ops = append(ops, Op{Kind: AddElements, Set: s, Elements: want})
+	}
+	return ops
+}
+
+// PrefixesName is a short name that follows from prefixes, whatever their order.
+func PrefixesName(prefixes []netip.Prefix) string {
+	sorted := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		sorted[i] = p.Masked().String()
+	}
+	slices.Sort(sorted)
+	sum := sha256.Sum256([]byte(strings.Join(slices.Compact(sorted), ",")))
+	const length = 16
+	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:length])
 }

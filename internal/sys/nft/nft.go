@@ -118,6 +118,10 @@ type Element struct {
 	Timeout time.Duration
 }
 
+// CutComment is as much of a comment as the kernel keeps, so that it comes back as it
+// is written.
+func CutComment(s string) string { return wire.CutComment(s) }
+
 // Verdict is what a verdict map's element says. The zero Verdict is none.
 type Verdict = wire.Verdict
 

@@ -28,6 +28,9 @@ func NewRule(f Family, statements ...Statement) *Rule {
 	return ReadRule(f, c.out)
 }
 
+// IsProto holds for packets of a transport protocol.
+func IsProto(p uint8) Is { return Is{Field: Proto, Value: Tuple([]byte{p})} }
+
 // ReadRule makes a rule of the kernel's expressions, for those who list rules.
 func ReadRule(f Family, exprs []wire.Expr) *Rule {
 	return &Rule{exprs: exprs, text: ruleText(f, exprs)}

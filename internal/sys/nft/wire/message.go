@@ -80,13 +80,15 @@ func Userdata(b []byte, typ byte, data []byte) []byte {
 	return append(append(b, typ, byte(len(data))), data...)
 }
 
+// CutComment is as much of a comment as fits.
+func CutComment(s string) string {
+	const most = 127
+	return s[:min(len(s), most)]
+}
+
 // Comment is user data of one comment, cut to what fits.
 func Comment(typ byte, s string) []byte {
-	const most = 127
-	if len(s) > most {
-		s = s[:most]
-	}
-	return Userdata(nil, typ, append([]byte(s), 0))
+	return Userdata(nil, typ, append([]byte(CutComment(s)), 0))
 }
 
 // CommentOf finds a comment in user data.
