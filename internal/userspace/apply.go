@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -34,7 +35,7 @@ type family struct {
 	elements *delta.Tracker[place, content]
 	shared   map[place]int // Service ports that need an element
 	guards   map[string]int
-	chains   map[string]string // what is in the chains that are there, by name
+	chains   map[string][sha256.Size]byte // what is in the chains that are there, by name
 	sets     map[string]bool
 	ranges   map[string][]nft.Element
 	addrs    []netip.Addr // that accept node ports
@@ -44,7 +45,7 @@ type family struct {
 
 	// For the time of one apply.
 	ctx     context.Context
-	guarded map[string][]netip.Prefix // source ranges that are needed, by rangesName
+	guarded map[string][]netip.Prefix // source ranges that are needed, by nft.PrefixesName
 	batch   []nft.Op
 	size    int // elements in batch
 	err     error

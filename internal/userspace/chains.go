@@ -15,12 +15,6 @@ const (
 	priorityUnmark = -90
 )
 
-// chain is a chain with its rules.
-type chain struct {
-	nft.Chain
-	rules []*nft.Rule
-}
-
 func (s settings) rule(statements ...nft.Statement) *nft.Rule {
 	return nft.NewRule(familyOf(s.family), statements...)
 }
@@ -49,12 +43,12 @@ func (s settings) sets() []*nft.Set {
 }
 
 // chains are those that are always there; those that others lead to come first.
-func (s settings) chains() []chain {
-	out := []chain{s.inner(chainReject,
-		s.rule(isTCP(), nft.Reject{Reset: true}),
+func (s settings) chains() []nft.Object {
+	out := []nft.Object{nft.NewChain(chainReject, "",
+		s.rule(nft.IsProto(uint8(plan.TCP)), nft.Reject{Reset: true}),
 		s.rule(nft.Reject{}))}
 	for _, o := range plan.Origins {
-		out = append(out, s.inner(chainFrom(o), s.lead(o)...))
+		out = append(out, nft.NewChain(chainFrom(o), "", s.lead(o)...))
 	}
 	to := func(o plan.Origin, match ...nft.Statement) *nft.Rule {
 		return s.rule(append(match, nft.Do{Code: nft.Goto, Chain: chainFrom(o)})...)
@@ -69,18 +63,18 @@ func (s settings) chains() []chain {
 	}
 	isOwn := nft.Has{Field: nft.Mark, Bits: s.own}
 	return append(out,
-		s.hooked(chainMarkIn, "filter", nft.Prerouting, priorityMark, returning(s.route)),
+		nft.NewHooked(chainMarkIn, "filter", nft.Prerouting, priorityMark, returning(s.route)),
 		// The answers of the node's own processes are routed before they get here: the
 		// type has them routed again.
-		s.hooked(chainMarkOut, "route", nft.Output, priorityMark, s.rule(isOwn, nft.SetFlowMark(s.route)), returning(s.route|s.own)),
-		s.hooked(chainUnmarkOut, "filter", nft.Output, priorityUnmark,
+		nft.NewHooked(chainMarkOut, "route", nft.Output, priorityMark, s.rule(isOwn, nft.SetFlowMark(s.route)), returning(s.route|s.own)),
+		nft.NewHooked(chainUnmarkOut, "filter", nft.Output, priorityUnmark,
 			s.rule(nft.Has{Field: nft.Mark, Bits: s.own | s.route}, nft.ClearMark(s.own|s.route))),
-		s.hooked(chainUnmarkIn, "filter", nft.Input, priorityMark,
+		nft.NewHooked(chainUnmarkIn, "filter", nft.Input, priorityMark,
 			s.rule(nft.Has{Field: nft.Mark, Bits: s.route}, nft.ClearMark(s.route)),
 			s.rule(s.toOwn(), nft.Has{Field: nft.Status, Bits: nft.StatusDNAT}, nft.Do{Code: nft.Accept}),
 			s.rule(s.toOwn(), nft.Do{Code: nft.Drop})),
-		s.hooked(chainPrerouting, "nat", nft.Prerouting, priorityDNAT, incoming...),
-		s.hooked(chainOutput, "nat", nft.Output, priorityDNAT,
+		nft.NewHooked(chainPrerouting, "nat", nft.Prerouting, priorityDNAT, incoming...),
+		nft.NewHooked(chainOutput, "nat", nft.Output, priorityDNAT,
 			s.rule(isOwn, nft.Do{Code: nft.Accept}), // what the relay sends is not led back to it
 			to(plan.FromNode)),
 	)
@@ -119,24 +113,10 @@ func (s settings) toOwn() nft.Statement {
 	return nft.In{Fields: []nft.Field{nft.DstAddr}, Set: setOwn}
 }
 
-func isTCP() nft.Statement {
-	return nft.Is{Field: nft.Proto, Value: nft.Tuple([]byte{byte(plan.TCP)})}
-}
-
-func (s settings) inner(name string, rules ...*nft.Rule) chain {
-	return chain{nft.Chain{Name: name}, rules}
-}
-
-func (s settings) hooked(name, typ string, num nft.HookNum, priority int32, rules ...*nft.Rule) chain {
-	c := s.inner(name, rules...)
-	c.Hook = &nft.Hook{Type: typ, Num: num, Priority: priority}
-	return c
-}
-
 // guardObjects are the set and the chain that let only some sources go on.
-func (s settings) guardObjects(name string) (*nft.Set, chain) {
+func (s settings) guardObjects(name string) (*nft.Set, nft.Object) {
 	set := &nft.Set{Name: prefixSources + name, Key: []nft.Type{nft.AddrType(familyOf(s.family))}, Interval: true}
-	c := s.inner(prefixAllow+name,
+	c := nft.NewChain(prefixAllow+name, "",
 		s.rule(nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: set.Name}, nft.Do{Code: nft.Return}),
 		s.rule(nft.Do{Code: nft.Drop}))
 	return set, c

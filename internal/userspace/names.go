@@ -1,10 +1,7 @@
 package userspace
 
 import (
-	"crypto/sha256"
-	"encoding/base32"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -116,21 +113,8 @@ func servicePath(id plan.ID) string {
 	return id.Namespace + "/" + id.Name + "/" + id.Port + "/" + strings.ToLower(id.Protocol.String()) + "/" + id.Family.String()
 }
 
-// remark is the comment of an element, as far as it fits: it comes back as it is
-// written.
-func remark(id plan.ID) string { return id.String()[:min(len(id.String()), 127)] }
-
-// rangesName follows from a set of source ranges, the prefix apart.
-func rangesName(ranges []netip.Prefix) string {
-	sorted := make([]string, len(ranges))
-	for i, r := range ranges {
-		sorted[i] = r.Masked().String()
-	}
-	slices.Sort(sorted)
-	sum := sha256.Sum256([]byte(strings.Join(slices.Compact(sorted), ",")))
-	const length = 16
-	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:length])
-}
+// remark is the comment of an element.
+func remark(id plan.ID) string { return nft.CutComment(id.String()) }
 
 // routing is what the host's routing has to have for the families: the listening
 // addresses are its own, and packets with the mark come to its sockets whatever their

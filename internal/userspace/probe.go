@@ -23,8 +23,8 @@ func needs(s settings) []nft.Need {
 		sets = append(sets, nft.Op{Kind: nft.AddSet, Set: set})
 	}
 	rule := func(typ string, num nft.HookNum, priority int32, statements ...nft.Statement) []nft.Op {
-		c := s.hooked("probe", typ, num, priority)
-		return append(sets[:len(sets):len(sets)], nft.Op{Kind: nft.AddChain, Chain: &c.Chain}, nft.Op{Kind: nft.AddRule, Name: "probe", Rule: s.rule(statements...)})
+		probe := nft.NewHooked("probe", typ, num, priority, s.rule(statements...))
+		return append(sets[:len(sets):len(sets)], probe.Steps(false)...)
 	}
 	front := []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}
 	return []nft.Need{

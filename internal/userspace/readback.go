@@ -2,8 +2,8 @@ package userspace
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
-	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/delta"
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -15,7 +15,7 @@ func (f *family) readBack(ctx context.Context) error {
 	f.services = map[plan.ID]service{}
 	f.elements = delta.New[place, content]()
 	f.shared, f.guards = map[place]int{}, map[string]int{}
-	f.chains, f.sets = map[string]string{}, map[string]bool{}
+	f.chains, f.sets = map[string][sha256.Size]byte{}, map[string]bool{}
 	f.ranges, f.unused = map[string][]nft.Element{}, map[string]bool{}
 	f.found = map[place]content{}
 	f.addrs, f.inForce, f.renew, f.settings = nil, false, false, f.baseSettings()
@@ -28,11 +28,11 @@ func (f *family) readBack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.inForce = isHooked(c)
-	f.renew = !f.settings.fit(c)
+	f.inForce = c.Hooked()
+	f.renew = !c.Fits(layout, f.settings.sets(), f.settings.chains())
 	for name, set := range c.Sets {
 		if set.Interval {
-			f.ranges[name] = ordered(c.Elements[name])
+			f.ranges[name] = nft.SortIntervals(c.Elements[name])
 			continue
 		}
 		for _, e := range c.Elements[name] {
@@ -51,62 +51,7 @@ func (f *family) readBack(ctx context.Context) error {
 		f.sets[name] = true
 	}
 	for name, ch := range c.Chains {
-		f.chains[name] = chain{ch.Chain, ch.Rules}.sum()
+		f.chains[name] = nft.ChainSum(&ch.Chain, ch.Rules)
 	}
 	return nil
-}
-
-// isHooked reports whether the kernel calls into a table.
-func isHooked(c *nft.Contents) bool {
-	for _, ch := range c.Chains {
-		if ch.Hook != nil {
-			return true
-		}
-	}
-	return false
-}
-
-// fit reports whether a table can be repaired in place: what cannot be changed of it
-// is as it should be.
-func (s settings) fit(c *nft.Contents) bool {
-	if c.Comment != layout {
-		return false
-	}
-	for _, want := range s.sets() {
-		if have := c.Sets[want.Name]; have != nil && declaration(have) != declaration(want) {
-			return false
-		}
-	}
-	for _, want := range s.chains() {
-		have := c.Chains[want.Name]
-		if have == nil {
-			continue
-		}
-		if (have.Hook == nil) != (want.Hook == nil) || have.Hook != nil && *have.Hook != *want.Hook {
-			return false
-		}
-	}
-	return true
-}
-
-// declaration is all of a set that cannot be changed.
-func declaration(s *nft.Set) string {
-	plain := *s
-	plain.Comment = ""
-	return plain.String()
-}
-
-// ordered puts the elements of an interval set into the order of [nft.Intervals].
-func ordered(elements []nft.Element) []nft.Element {
-	out := slices.Clone(elements)
-	slices.SortFunc(out, func(a, b nft.Element) int {
-		switch {
-		case a.Key < b.Key, a.Key == b.Key && a.End && !b.End:
-			return -1
-		case a.Key != b.Key || a.End != b.End:
-			return 1
-		}
-		return 0
-	})
-	return out
 }

@@ -53,7 +53,7 @@ func contentOf(e nft.Element) content {
 type rendered struct {
 	elements map[place]content
 	shared   []place                   // elements that other Service ports may need too
-	guards   map[string][]netip.Prefix // source ranges by rangesName
+	guards   map[string][]netip.Prefix // source ranges by nft.PrefixesName
 	classes  [classes]bool             // those that something leads to
 }
 
@@ -122,7 +122,7 @@ func (s settings) guard(sp *plan.ServicePort, fe *plan.Frontend, r *rendered) {
 	}
 	v := nft.Verdict{Code: nft.Drop}
 	if own := s.family.Prefixes(fe.Allow); len(own) > 0 {
-		name := rangesName(own)
+		name := nft.PrefixesName(own)
 		r.guards[name] = own
 		v = nft.Verdict{Code: nft.Jump, Chain: prefixAllow + name}
 	}

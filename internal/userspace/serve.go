@@ -76,10 +76,7 @@ func (b *backend) choose(ctx context.Context) {
 	b.routes = &routes{backend: b, services: map[plan.ID]*routed{}, vips: map[netip.Addr]int{}}
 	b.opts.Relay.Mark = 0
 	// Tables of an earlier run would lead packets elsewhere.
-	err := present(ctx, b.host.tables, func(t nft.Table) error {
-		return b.host.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: t}})
-	})
-	if err != nil {
+	if err := removeTables(ctx, b.env, b.host.tables); err != nil {
 		b.env.Log.Warn("tables of an earlier run could not be removed", "err", err)
 	}
 }
@@ -170,15 +167,14 @@ func (b *backend) pause() {
 		if !f.known || b.routes != nil {
 			continue
 		}
-		c := f.settings.hooked(chainUnmarkIn, "filter", nft.Input, priorityMark,
-			f.settings.rule(f.settings.toOwn(), nft.Has{Field: nft.State, Bits: nft.StateNew}, nft.Do{Code: nft.Drop}))
+		rules := []*nft.Rule{f.settings.rule(f.settings.toOwn(), nft.Has{Field: nft.State, Bits: nft.StateNew}, nft.Do{Code: nft.Drop})}
 		for _, now := range f.settings.chains() {
-			if now.Name == c.Name {
-				c.rules = append(c.rules, now.rules...)
+			if now.Name() == chainUnmarkIn {
+				rules = append(rules, now.Rules()...)
 			}
 		}
 		f.ctx, f.err, f.batch = context.Background(), nil, nil
-		f.putChain(c)
+		f.putChain(nft.NewHooked(chainUnmarkIn, "filter", nft.Input, priorityMark, rules...))
 		if f.commit(); f.err != nil {
 			b.env.Log.Warn("new connections are refused until the next start", "err", f.err)
 		}

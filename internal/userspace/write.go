@@ -2,11 +2,9 @@ package userspace
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -34,7 +32,7 @@ func (f *family) write(n *plan.Node, fresh bool) {
 	f.setRanges(core[setPodRanges], f.settings.local.Prefixes)
 	chains := f.settings.chains()
 	for _, c := range chains { // those that verdicts may lead to
-		if c.Hook == nil && f.chains[c.Name] == "" {
+		if _, exists := f.chains[c.Name()]; c.Chain.Hook == nil && !exists {
 			f.putChain(c)
 		}
 	}
@@ -106,46 +104,23 @@ func (f *family) add(o nft.Op) {
 }
 
 // putChain makes a chain as it should be.
-func (f *family) putChain(c chain) {
-	sum := c.sum()
-	have, exists := f.chains[c.Name]
-	switch {
-	case exists && have == sum:
+func (f *family) putChain(c nft.Object) {
+	sum := c.Sum()
+	have, exists := f.chains[c.Name()]
+	if exists && have == sum {
 		return
-	case exists:
-		f.add(nft.Op{Kind: nft.FlushChain, Name: c.Name})
-	default:
-		f.add(nft.Op{Kind: nft.AddChain, Chain: &c.Chain})
 	}
-	for _, r := range c.rules {
-		f.add(nft.Op{Kind: nft.AddRule, Name: c.Name, Rule: r})
+	for _, o := range c.Steps(exists) {
+		f.add(o)
 	}
-	f.chains[c.Name] = sum
-}
-
-// sum stands for all of a chain, to compare. It is never empty.
-func (c chain) sum() string {
-	var b strings.Builder
-	if c.Hook != nil {
-		fmt.Fprintf(&b, "%s %s %d", c.Hook.Type, c.Hook.Num, c.Hook.Priority)
-	}
-	for _, r := range c.rules {
-		b.WriteString("\n" + r.String())
-	}
-	return b.String() + "\n"
+	f.chains[c.Name()] = sum
 }
 
 // setRanges replaces the elements of an interval set if they differ.
 func (f *family) setRanges(set *nft.Set, prefixes []netip.Prefix) {
 	want := nft.Intervals(f.fam.Prefixes(prefixes))
-	if slices.Equal(want, f.ranges[set.Name]) {
-		return
-	}
-	if len(f.ranges[set.Name]) > 0 {
-		f.add(nft.Op{Kind: nft.FlushSet, Name: set.Name})
-	}
-	if len(want) > 0 {
-		f.add(nft.Op{Kind: nft.AddElements, Set: set, Elements: want})
+	for _, o := range nft.ReplaceIntervals(set, f.ranges[set.Name], want) {
+		f.add(o)
 	}
 	f.ranges[set.Name] = want
 }
@@ -154,7 +129,7 @@ func (f *family) setRanges(set *nft.Set, prefixes []netip.Prefix) {
 func (f *family) putGuard(name string, ranges []netip.Prefix) {
 	set, c := f.settings.guardObjects(name)
 	delete(f.unused, set.Name)
-	delete(f.unused, c.Name)
+	delete(f.unused, c.Name())
 	if !f.sets[set.Name] {
 		f.add(nft.Op{Kind: nft.AddSet, Set: set})
 		f.sets[set.Name] = true
@@ -164,10 +139,10 @@ func (f *family) putGuard(name string, ranges []netip.Prefix) {
 }
 
 // dropUnknown deletes what a table holds that this layout does not.
-func (f *family) dropUnknown(core map[string]*nft.Set, chains []chain) {
+func (f *family) dropUnknown(core map[string]*nft.Set, chains []nft.Object) {
 	keep := map[string]bool{}
 	for _, c := range chains {
-		keep[c.Name] = true
+		keep[c.Name()] = true
 	}
 	for name := range f.guards {
 		if f.guards[name] > 0 {
