@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -319,14 +320,12 @@ func (f *family) limit(p *pending) {
 	if p.old.service == nil {
 		return
 	}
-	was := p.old.sp.Chosen()
-	vanished := time.Duration(0)
-	var terminating []netip.AddrPort
+	policy := p.old.sp.Chosen()
+	policy.VanishedTimeout = 0 // the endpoints of a Service that goes may be there still
 	if p.new.service != nil {
-		is := p.new.sp.Chosen()
-		vanished, terminating = is.VanishedTimeout, p.new.sp.Draining
-		was.DrainTimeout = is.DrainTimeout
+		policy = p.new.sp.Chosen()
 	}
+	policy.DrainTimeout = cmp.Or(policy.DrainTimeout, f.opts.drainTimeout())
 	for _, v := range p.old.servers {
 		for _, e := range p.old.sp.Pools[v.pool] {
 			k := realKey{v.Key, e.Addr}
@@ -335,14 +334,8 @@ func (f *family) limit(p *pending) {
 			if wanted || !exists || f.draining[k] != nil {
 				continue
 			}
-			d := was.DrainTimeout
-			if d == 0 {
-				d = f.opts.drainTimeout()
-			}
-			if vanished > 0 && !slices.Contains(terminating, e.Addr) && !p.new.sp.Keeps(e.Addr) {
-				d = min(d, vanished)
-			}
-			f.limits[k] = d
+			listed := p.new.service != nil && (slices.Contains(p.new.sp.Draining, e.Addr) || p.new.sp.Keeps(e.Addr))
+			f.limits[k] = policy.FlowsEndAfter(listed)
 		}
 	}
 }
