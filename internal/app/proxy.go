@@ -56,8 +56,8 @@ type proxy struct {
 	kernel []string   // settings that could not be made
 }
 
-// newProxy sets everything up; it reads a kubeconfig and the host's addresses, and
-// starts and writes nothing.
+// newProxy sets everything up; it reads a kubeconfig, the host's addresses, and whether
+// another mode is in force, and starts and writes nothing.
 func newProxy(ctx context.Context, env Env, flags *config.Flags, with chosen, log logControl) (*proxy, error) {
 	c, mode := with.config, with.mode
 	p := &proxy{env: env, flags: flags, log: log, mode: mode, how: with.how, started: time.Now()}
@@ -138,7 +138,7 @@ func (p *proxy) compute() {
 	})
 }
 
-// run runs the proxy until ctx ends; then the kernel keeps forwarding as it does.
+// run runs the proxy until ctx ends; what is in the kernel stays.
 // It returns early only for what cannot heal. content is that of the configuration
 // file.
 func (p *proxy) run(ctx context.Context, content []byte) error {
@@ -178,7 +178,11 @@ func (p *proxy) run(ctx context.Context, content []byte) error {
 		g.run(endless(func(ctx context.Context) { p.followConfig(ctx, content) }))
 	}
 	err := g.wait()
-	if err == nil {
+	switch {
+	case err != nil:
+	case p.carries != nil:
+		p.log.Info("svcproxy ends; its rules stay")
+	default:
 		p.log.Info("svcproxy ends; the kernel keeps forwarding")
 	}
 	return err

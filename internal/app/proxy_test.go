@@ -132,7 +132,7 @@ func startFixture(t *testing.T, body string, manifests map[string]string) *fixtu
 	}
 	fake := &host.Fake{CPUs: 2, Values: map[string]string{}}
 	fake.SetAddrs(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("10.9.9.9"))
-	env := Env{Stderr: f.log, Host: fake, Version: "v1.2.3", Hostname: func() (string, error) { return "Alder", nil }}
+	env := Env{Stderr: f.log, Host: fake, Version: "v1.2.3", Getenv: os.Getenv, Hostname: func() (string, error) { return "Alder", nil }}
 	mode := fakeMode(f.backend)
 	ctx, cancel := context.WithCancel(context.Background())
 	p, err := newProxy(ctx, env, flags, chosen{config: c, mode: mode}, newLog(f.log, c.Log))

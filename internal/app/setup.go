@@ -46,9 +46,9 @@ func setUpProcess(c *config.Config, getenv func(string) string, log *slog.Logger
 
 // settle makes the process modest in its use of memory once it has started, unless
 // the environment said how much it may use.
-func settle() {
-	if was := debug.SetGCPercent(gcPercent); was != gcPercentAtStart {
-		debug.SetGCPercent(was)
+func settle(getenv func(string) string) {
+	if getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
 	}
 	// Reading and planning everything took memory that is not needed again.
 	go debug.FreeOSMemory()

@@ -42,7 +42,7 @@ func (l loopOf) Status() dataplane.Status               { return l.p.loop.Status
 // firstSync is called once, when the whole plan is in the kernel.
 func (p *proxy) firstSync() {
 	p.takeover.Begin()
-	settle()
+	settle(p.env.Getenv)
 }
 
 // takeoverProblem says what a rollout should wait for: a mode that does not pass its

@@ -51,7 +51,7 @@ func (r remarks) flipped(u user, t *target) {
 	n := plan.Note{Kind: "Service", Namespace: u.service.Namespace, Name: u.service.Name}
 	if t.failing {
 		n.Reason, n.Warning = ReasonFailing, true
-		n.Message = fmt.Sprintf("endpoint %s fails its health check %s (%d in a row, the last: %s): it gets no new flows from this node while others pass", u.endpoint, checkText(t), t.check.Value().Fall, t.reason)
+		n.Message = fmt.Sprintf("endpoint %s fails its health check %s (the last time: %s): it gets no new flows from this node while others pass", u.endpoint, checkText(t), t.reason)
 	} else {
 		n.Reason = ReasonPassing
 		n.Message = fmt.Sprintf("endpoint %s passes its health check %s again", u.endpoint, checkText(t))
