@@ -74,7 +74,7 @@ func TestPlanFromAPI(t *testing.T) {
 	var out, errs bytes.Buffer
 	env := Env{
 		Args:   []string{"plan", "--kubeconfig", kubeconfig, "--hostname-override=alder", "--addresses=192.0.2.11", "--why"},
-		Stdout: &out, Stderr: &errs, ReadFile: os.ReadFile,
+		Stdout: &out, Stderr: &errs, ReadFile: os.ReadFile, Getenv: os.Getenv,
 	}
 	if status := Main(t.Context(), env); status != exitOK {
 		t.Fatalf("status %d\n%s%s", status, out.String(), errs.String())
@@ -93,7 +93,7 @@ func TestPlanWithoutItsNode(t *testing.T) {
 		var out, errs bytes.Buffer
 		env := Env{
 			Args:   []string{"plan", "--kubeconfig", kubeconfig, "--hostname-override=" + name, "--addresses=192.0.2.11"},
-			Stdout: &out, Stderr: &errs, ReadFile: os.ReadFile,
+			Stdout: &out, Stderr: &errs, ReadFile: os.ReadFile, Getenv: os.Getenv,
 		}
 		if status := Main(t.Context(), env); status != exitOK {
 			t.Fatalf("status %d\n%s", status, errs.String())
@@ -155,7 +155,7 @@ func TestUnusableAPI(t *testing.T) {
 	var errs bytes.Buffer
 	env := Env{
 		Args:   []string{"plan", "--kubeconfig=" + t.TempDir() + "/none", "--hostname-override=alder"},
-		Stderr: &errs, ReadFile: os.ReadFile, Host: &host.Fake{},
+		Stderr: &errs, ReadFile: os.ReadFile, Host: &host.Fake{}, Getenv: os.Getenv,
 	}
 	if status := Main(t.Context(), env); status != exitFailed || !strings.Contains(errs.String(), "none") {
 		t.Errorf("status %d: %s", status, errs.String())

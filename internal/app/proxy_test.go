@@ -371,7 +371,7 @@ func TestHardFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	mode := fakeMode(&recordingBackend{})
-	env := Env{Host: &host.Fake{}, Hostname: func() (string, error) { return "alder", nil }}
+	env := Env{Host: &host.Fake{}, Getenv: os.Getenv, Hostname: func() (string, error) { return "alder", nil }}
 	p, err := newProxy(t.Context(), env, flags, chosen{config: c, mode: mode}, newLog(io.Discard, c.Log))
 	if err != nil {
 		t.Fatal(err)

@@ -864,7 +864,7 @@ func TestCleanupOrder(t *testing.T) {
 	r := newRig()
 	mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: webPlan(nil, 1)})
 	var order []string
-	r.tables.Refuse = func([]nft.Op) error { order = append(order, "table"); return nil }
+	r.tables.Refuse = func(ops []nft.Op) error { order = append(order, fmt.Sprint(ops[0].Kind)); return nil }
 	r.servers.Fail = func(_ int, op ipvs.Op) error {
 		if op.Name == "delete server" {
 			order = append(order, "server")
@@ -880,7 +880,7 @@ func TestCleanupOrder(t *testing.T) {
 	if err := cleanup(context.Background(), testEnv(plan.IPv4), Options{}, r.kernel()); err != nil {
 		t.Fatal(err)
 	}
-	if have := strings.Join(order, " "); have != "table server device" {
+	if have := strings.Join(order, " "); have != "delete chain delete table server device" {
 		t.Errorf("have %s", have)
 	}
 }

@@ -3,7 +3,6 @@ package ipvs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
@@ -51,22 +50,11 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 func removeTables(ctx context.Context, env dataplane.Env, k kernel) error {
 	var errs []error
 	for _, f := range plan.Families {
-		held := table.Of(f)
-		exists, err := k.tables.Exists(ctx, held)
-		if nft.Lacks(err) {
-			continue
+		removed, err := nft.Remove(ctx, k.tables, table.Of(f))
+		if removed {
+			env.Log.Info("removed an nftables table", "table", table.Of(f))
 		}
-		if err == nil && exists {
-			err = k.tables.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: held}})
-			if errors.Is(err, nft.ErrNotExist) {
-				err = nil // somebody was faster
-			} else if err == nil {
-				env.Log.Info("removed an nftables table", "table", held)
-			}
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("clean up table %s: %w", held, err))
-		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -27,7 +27,7 @@ func (s settings) affinitySet(id plan.ID, p plan.Pool) *nft.Set {
 
 // recordChain remembers the clients of frontends of one class. It asks where a
 // packet comes from in the order in which the class's chain does.
-func (s settings) recordChain(svc *service, c *class) object {
+func (s settings) recordChain(svc *service, c *class) nft.Object {
 	id := svc.sp.ID
 	chain := &nft.Chain{Name: prefixRecord + servicePath(id) + "/" + c.name(), Comment: id.String()}
 	remember := func(p plan.Pool, match ...nft.Statement) *nft.Rule {
@@ -36,7 +36,7 @@ func (s settings) recordChain(svc *service, c *class) object {
 			Key: []nft.Field{nft.SrcAddr}, Data: []nft.Field{nft.DstAddr, nft.DstPort},
 		})...)
 	}
-	return object{chain: chain, rules: func() []*nft.Rule {
+	return nft.Object{Chain: chain, Rules: func() []*nft.Rule {
 		switch {
 		case c.places[plan.Local] == 0:
 			return []*nft.Rule{remember(plan.Cluster)}
@@ -62,15 +62,15 @@ func (s settings) recordChain(svc *service, c *class) object {
 }
 
 // recorder dispatches translated flows by their original destination.
-func (s settings) recorder() object {
+func (s settings) recorder() nft.Object {
 	var rules []*nft.Rule
 	for _, p := range protocols {
 		rules = append(rules,
-			s.rule(isProto(p), nft.Dispatch{Fields: []nft.Field{nft.OrigDstAddr, nft.OrigDstPort}, Map: setSticky + protoName(p)}),
-			s.rule(isProto(p), nft.In{Fields: []nft.Field{nft.OrigDstAddr}, Set: setNodeAddrs},
+			s.rule(nft.IsProto(uint8(p)), nft.Dispatch{Fields: []nft.Field{nft.OrigDstAddr, nft.OrigDstPort}, Map: setSticky + protoName(p)}),
+			s.rule(nft.IsProto(uint8(p)), nft.In{Fields: []nft.Field{nft.OrigDstAddr}, Set: setNodeAddrs},
 				nft.Dispatch{Fields: []nft.Field{nft.OrigDstPort}, Map: setStickyPorts + protoName(p)}))
 	}
-	return s.chain(chainRecord, "clients of Services with affinity", rules...)
+	return nft.NewChain(chainRecord, "clients of Services with affinity", rules...)
 }
 
 // stickyElement is what leads flows of a frontend to its record chain, and the map

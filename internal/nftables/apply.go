@@ -322,7 +322,7 @@ func (f *family) move(p *pending) {
 	}
 	f.emit(e)
 	for _, o := range p.old.objects {
-		f.release(o.name())
+		f.release(o.Name())
 	}
 	if p.new.service == nil {
 		delete(f.services, p.id)
@@ -372,14 +372,8 @@ func (f *family) finish(fresh bool) {
 // setRanges replaces the elements of an interval set if they differ.
 func (f *family) setRanges(name string, prefixes []netip.Prefix) {
 	want := nft.Intervals(f.fam.Prefixes(prefixes))
-	if slices.Equal(want, f.ranges[name]) {
-		return
-	}
-	if len(f.ranges[name]) > 0 {
-		f.add(nft.Op{Kind: nft.FlushSet, Name: name})
-	}
-	if len(want) > 0 {
-		f.add(nft.Op{Kind: nft.AddElements, Set: f.core[name], Elements: want})
+	for _, o := range nft.ReplaceIntervals(f.core[name], f.ranges[name], want) {
+		f.add(o)
 	}
 	f.ranges[name] = want
 }

@@ -15,9 +15,9 @@ import (
 // stay equal, and an endpoint more or less is seldom more than an element.
 
 // draw is the chain that chooses one of the endpoints of a pool.
-func (s settings) draw(nodePort bool, p plan.Pool, places int) object {
+func (s settings) draw(nodePort bool, p plan.Pool, places int) nft.Object {
 	chain := &nft.Chain{Name: drawName(nodePort, p, places), Comment: fmt.Sprintf("one of up to %d endpoints; again if the number is not taken", places)}
-	return object{chain: chain, rules: func() []*nft.Rule {
+	return nft.Object{Chain: chain, Rules: func() []*nft.Rule {
 		again := s.rule(s.choose(nodePort, p, places))
 		var out []*nft.Rule
 		for range slots.Draws(places) {

@@ -1,14 +1,11 @@
 package nftables
 
 import (
-	"crypto/sha256"
-	"encoding/base32"
 	"fmt"
-	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
 const (
@@ -49,7 +46,7 @@ const (
 )
 
 // Prefixes of chains and sets that come and go; what follows is told by className,
-// servicePath and rangesName.
+// servicePath and nft.PrefixesName.
 const (
 	prefixSticky   = "sticky/"
 	prefixRecord   = "record/"
@@ -68,26 +65,12 @@ func servicePath(id plan.ID) string {
 	return id.Namespace + "/" + id.Name + "/" + id.Port + "/" + protoName(id.Protocol)
 }
 
-// remark is the comment of an element, as far as it fits: it comes back as it is written.
-func remark(id plan.ID) string {
-	return id.String()[:min(len(id.String()), 127)]
-}
+// remark is the comment of an element.
+func remark(id plan.ID) string { return nft.CutComment(id.String()) }
 
 // affinityName is the map of the clients of one pool.
 func affinityName(id plan.ID, p plan.Pool) string {
 	return prefixAffinity + servicePath(id) + "/" + p.String()
-}
-
-// rangesName is the name of a set of source ranges, which follows from them.
-func rangesName(ranges []netip.Prefix) string {
-	sorted := make([]string, len(ranges))
-	for i, r := range ranges {
-		sorted[i] = r.Masked().String()
-	}
-	slices.Sort(sorted)
-	sum := sha256.Sum256([]byte(strings.Join(slices.Compact(sorted), ",")))
-	const length = 16
-	return prefixSources + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:length])
 }
 
 // drawName names the chain that draws among places: "among-3", "local/among-3",

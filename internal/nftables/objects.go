@@ -20,64 +20,31 @@ type entry struct {
 
 func (e *entry) needed() bool { return e.refs > 0 || e.pinned }
 
-// sum stands for the content of the object.
-func (o *object) sum() [sha256.Size]byte {
-	if o.set != nil {
-		return nft.SetSum(o.set, o.elements)
-	}
-	return nft.ChainSum(o.chain, o.rules())
-}
-
 // ensure makes an object exist as it is, and returns its entry.
-func (f *family) ensure(o object) *entry {
-	name := o.name()
+func (f *family) ensure(o nft.Object) *entry {
+	name := o.Name()
 	e := f.objects[name]
 	if e == nil {
-		e = &entry{isSet: o.set != nil}
+		e = &entry{isSet: o.Set != nil}
 		f.objects[name] = e
 	}
 	if e.seen == f.round {
 		return e
 	}
 	e.seen = f.round
-	sum := o.sum()
+	sum := o.Sum()
 	if e.exists && e.sum == sum {
 		return e
 	}
-	for _, op := range o.write(e.exists) {
+	for _, op := range o.Steps(e.exists) {
 		f.add(op)
 	}
 	e.exists, e.sum = true, sum
 	return e
 }
 
-// write are the steps that make the object, or replace what is in it.
-func (o *object) write(exists bool) []nft.Op {
-	var ops []nft.Op
-	switch {
-	case o.set != nil && exists:
-		ops = append(ops, nft.Op{Kind: nft.FlushSet, Name: o.set.Name})
-	case o.set != nil:
-		ops = append(ops, nft.Op{Kind: nft.AddSet, Set: o.set})
-	case exists:
-		ops = append(ops, nft.Op{Kind: nft.FlushChain, Name: o.chain.Name})
-	default:
-		ops = append(ops, nft.Op{Kind: nft.AddChain, Chain: o.chain})
-	}
-	if o.set != nil {
-		if len(o.elements) > 0 {
-			ops = append(ops, nft.Op{Kind: nft.AddElements, Set: o.set, Elements: o.elements})
-		}
-		return ops
-	}
-	for _, r := range o.rules() {
-		ops = append(ops, nft.Op{Kind: nft.AddRule, Name: o.chain.Name, Rule: r})
-	}
-	return ops
-}
-
 // retain counts a user of an object.
-func (f *family) retain(o object) { f.ensure(o).refs++ }
+func (f *family) retain(o nft.Object) { f.ensure(o).refs++ }
 
 // release counts a user less; what nobody needs is deleted later.
 func (f *family) release(name string) {
@@ -90,11 +57,11 @@ func (f *family) release(name string) {
 
 // pin makes objects exist that are not counted; those of before that are not among
 // them are not needed any more.
-func (f *family) pin(objects []object) {
+func (f *family) pin(objects []nft.Object) {
 	wanted := map[string]bool{}
 	for _, o := range objects {
 		f.ensure(o).pinned = true
-		wanted[o.name()] = true
+		wanted[o.Name()] = true
 	}
 	for name, e := range f.objects {
 		if e.pinned && !e.isSet && !wanted[name] {

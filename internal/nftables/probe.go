@@ -18,8 +18,8 @@ const probeTable = "svcproxy-probe"
 // needs lists what is tried, so that the first that fails is the one that is missing.
 func needs(s settings) []nft.Need {
 	rule := func(typ string, num nft.HookNum, priority int32, statements ...nft.Statement) []nft.Op {
-		probe := s.hooked("probe", typ, num, priority, s.rule(statements...))
-		return probe.write(false)
+		probe := nft.NewHooked("probe", typ, num, priority, s.rule(statements...))
+		return probe.Steps(false)
 	}
 	set := func(set *nft.Set) []nft.Op { return []nft.Op{{Kind: nft.AddSet, Set: set}} }
 	core := s.coreSets()
@@ -56,10 +56,10 @@ func probeDNAT(s settings) []nft.Op {
 		ops = append(ops, nft.Op{Kind: nft.AddSet, Set: set})
 	}
 	objects := append(s.inner(), s.base(true)...)
-	objects = append(objects, object{set: s.affinitySet(id, plan.Cluster)}, object{set: s.affinitySet(id, plan.Local)},
-		object{chain: &nft.Chain{Name: c.name()}, rules: func() []*nft.Rule { return s.classRules(svc.sp, c) }}, s.recordChain(svc, c))
+	objects = append(objects, nft.Object{Set: s.affinitySet(id, plan.Cluster)}, nft.Object{Set: s.affinitySet(id, plan.Local)},
+		nft.Object{Chain: &nft.Chain{Name: c.name()}, Rules: func() []*nft.Rule { return s.classRules(svc.sp, c) }}, s.recordChain(svc, c))
 	for _, o := range objects {
-		ops = append(ops, o.write(false)...)
+		ops = append(ops, o.Steps(false)...)
 	}
 	return ops
 }

@@ -3,6 +3,7 @@ package nftables
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -91,25 +92,8 @@ func (f *family) choose(ctx context.Context) error {
 // fits reports whether a table can be repaired in place: what cannot be changed of
 // it is as it should be.
 func (f *family) fits(c *nft.Contents) bool {
-	if c.Comment != layout {
-		return false
-	}
 	s := settings{family: f.fam, mark: f.env.Mark()}
-	for name, want := range s.coreSets() {
-		if have := c.Sets[name]; have != nil && have.Declaration() != want.Declaration() {
-			return false
-		}
-	}
-	for _, want := range append(s.inner(), s.base(true)...) {
-		have := c.Chains[want.name()]
-		if have == nil {
-			continue
-		}
-		if (have.Hook == nil) != (want.chain.Hook == nil) || have.Hook != nil && *have.Hook != *want.chain.Hook {
-			return false
-		}
-	}
-	return true
+	return c.Fits(layout, slices.Collect(maps.Values(s.coreSets())), append(s.inner(), s.base(true)...))
 }
 
 // load takes over what a table holds.

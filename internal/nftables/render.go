@@ -70,23 +70,8 @@ func (f *front) nodePort() bool { return f.Kind == plan.NodePort }
 type rendered struct {
 	*service
 	fronts  []front
-	objects []object // those that others lead to first
+	objects []nft.Object // those that others lead to first
 	local   plan.LocalTraffic
-}
-
-// object is a chain with its rules, or a set with fixed elements.
-type object struct {
-	chain    *nft.Chain
-	rules    func() []*nft.Rule
-	set      *nft.Set
-	elements []nft.Element
-}
-
-func (o *object) name() string {
-	if o.set != nil {
-		return o.set.Name
-	}
-	return o.chain.Name
 }
 
 // class is one way to treat packets: frontends that want the same share a chain.
@@ -104,9 +89,9 @@ func (s settings) render(svc *service) *rendered {
 		return r
 	}
 	seen := map[string]bool{}
-	need := func(o object) {
-		if !seen[o.name()] {
-			seen[o.name()] = true
+	need := func(o nft.Object) {
+		if !seen[o.Name()] {
+			seen[o.Name()] = true
 			r.objects = append(r.objects, o)
 		}
 	}
@@ -116,7 +101,7 @@ func (s settings) render(svc *service) *rendered {
 	return r
 }
 
-func (s settings) front(svc *service, fe *plan.Frontend, need func(object)) front {
+func (s settings) front(svc *service, fe *plan.Frontend, need func(nft.Object)) front {
 	id := svc.sp.ID
 	f := front{Frontend: fe, key: frontKey(id.Protocol, fe)}
 	c := s.classOf(svc, fe)
@@ -129,7 +114,7 @@ func (s settings) front(svc *service, fe *plan.Frontend, need func(object)) fron
 	if svc.sp.Affinity > 0 && (f.uses[plan.Cluster] || f.uses[plan.Local]) {
 		o := s.recordChain(svc, c)
 		need(o)
-		f.record = o.name()
+		f.record = o.Name()
 	}
 	if fe.Allow != nil && f.verdict.Code != nft.Drop {
 		f.verdict = s.allow(fe.Allow, f.verdict, need)
@@ -158,7 +143,7 @@ func (s settings) classOf(svc *service, fe *plan.Frontend) *class {
 }
 
 // lead returns the verdict that carries out a class.
-func (s settings) lead(svc *service, c *class, need func(object)) nft.Verdict {
+func (s settings) lead(svc *service, c *class, need func(nft.Object)) nft.Verdict {
 	if c.routes[0] == c.routes[1] && c.routes[1] == c.routes[2] {
 		switch c.routes[0].Verdict {
 		case plan.Reject:
@@ -176,13 +161,13 @@ func (s settings) lead(svc *service, c *class, need func(object)) nft.Verdict {
 	if svc.sp.Affinity > 0 {
 		for pool, used := range c.places {
 			if used > 0 {
-				need(object{set: s.affinitySet(svc.sp.ID, plan.Pool(pool))})
+				need(nft.Object{Set: s.affinitySet(svc.sp.ID, plan.Pool(pool))})
 			}
 		}
 		name = prefixSticky + servicePath(svc.sp.ID) + "/" + name
 		remark = svc.sp.ID.String()
 	}
-	need(object{chain: &nft.Chain{Name: name, Comment: remark}, rules: func() []*nft.Rule { return s.classRules(svc.sp, c) }})
+	need(nft.Object{Chain: &nft.Chain{Name: name, Comment: remark}, Rules: func() []*nft.Rule { return s.classRules(svc.sp, c) }})
 	return nft.Verdict{Code: nft.Goto, Chain: name}
 }
 
@@ -230,28 +215,24 @@ func (s settings) carryOut(sp *plan.ServicePort, c *class, r plan.Route, match [
 	var out []*nft.Rule
 	if sp.Affinity > 0 {
 		known := nft.DNAT{Fields: []nft.Field{nft.SrcAddr}, Map: affinityName(sp.ID, r.Pool)}
-		out = append(out, s.rule(append(slices.Clone(match), isProto(sp.ID.Protocol), known)...))
+		out = append(out, s.rule(append(slices.Clone(match), nft.IsProto(uint8(sp.ID.Protocol)), known)...))
 	}
 	return append(out, s.rule(append(slices.Clone(match), choose)...))
 }
 
-func isProto(p plan.Protocol) nft.Statement {
-	return nft.Is{Field: nft.Proto, Value: nft.Tuple([]byte{byte(p)})}
-}
-
 // allow returns the verdict that lets only some sources go on.
-func (s settings) allow(ranges []netip.Prefix, to nft.Verdict, need func(object)) nft.Verdict {
+func (s settings) allow(ranges []netip.Prefix, to nft.Verdict, need func(nft.Object)) nft.Verdict {
 	own := s.family.Prefixes(ranges)
 	if len(own) == 0 {
 		return nft.Verdict{Code: nft.Drop}
 	}
 	set := &nft.Set{
-		Name: rangesName(own), Key: []nft.Type{nft.AddrType(owned.Family(s.family))}, Interval: true,
+		Name: prefixSources + nft.PrefixesName(own), Key: []nft.Type{nft.AddrType(owned.Family(s.family))}, Interval: true,
 		Comment: fmt.Sprintf("%d source ranges", len(own)),
 	}
-	need(object{set: set, elements: nft.Intervals(own)})
+	need(nft.Object{Set: set, Elements: nft.Intervals(own)})
 	name := prefixAllow + strings.TrimPrefix(set.Name, prefixSources) + "/" + to.Chain
-	need(object{chain: &nft.Chain{Name: name}, rules: func() []*nft.Rule {
+	need(nft.Object{Chain: &nft.Chain{Name: name}, Rules: func() []*nft.Rule {
 		return []*nft.Rule{
 			s.rule(nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: set.Name}, nft.Do(to)),
 			s.rule(nft.Do{Code: nft.Drop}),

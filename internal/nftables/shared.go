@@ -49,13 +49,13 @@ func (s settings) coreSets() map[string]*nft.Set {
 }
 
 // inner are the chains to which base chains lead.
-func (s settings) inner() []object {
-	return []object{
-		s.chain(chainReject, "",
-			s.rule(isProto(plan.TCP), nft.Reject{Reset: true}),
+func (s settings) inner() []nft.Object {
+	return []nft.Object{
+		nft.NewChain(chainReject, "",
+			s.rule(nft.IsProto(uint8(plan.TCP)), nft.Reject{Reset: true}),
 			s.rule(nft.Reject{}),
 		),
-		s.chain(chainServices, "what is sent to a Service",
+		nft.NewChain(chainServices, "what is sent to a Service",
 			s.rule(nft.Dispatch{Fields: []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, Map: setServices}),
 			s.rule(nft.In{Fields: []nft.Field{nft.DstAddr}, Set: setClusterIPs}, nft.Do{Code: nft.Goto, Chain: chainReject}),
 			s.rule(nft.In{Fields: []nft.Field{nft.DstAddr}, Set: setNodeAddrs}, nft.Dispatch{Fields: []nft.Field{nft.Proto, nft.DstPort}, Map: setNodePorts}),
@@ -66,23 +66,23 @@ func (s settings) inner() []object {
 }
 
 // base are the chains that the kernel calls. record: some Service has affinity.
-func (s settings) base(record bool) []object {
+func (s settings) base(record bool) []nft.Object {
 	toServices := s.rule(nft.Do{Code: nft.Jump, Chain: chainServices})
-	out := []object{
-		s.hooked(chainPrerouting, "nat", nft.Prerouting, priorityDNAT, toServices),
-		s.hooked(chainOutput, "nat", nft.Output, priorityDNAT, toServices),
-		s.hooked(chainPostrouting, "nat", nft.Postrouting, prioritySNAT,
+	out := []nft.Object{
+		nft.NewHooked(chainPrerouting, "nat", nft.Prerouting, priorityDNAT, toServices),
+		nft.NewHooked(chainOutput, "nat", nft.Output, priorityDNAT, toServices),
+		nft.NewHooked(chainPostrouting, "nat", nft.Postrouting, prioritySNAT,
 			// The mark goes, so that a tunnel's packets are not translated again.
 			s.rule(nft.Has{Field: nft.Mark, Bits: s.mark}, nft.ClearMark(s.mark), nft.Masquerade{}),
 			s.rule(nft.In{Fields: []nft.Field{nft.SrcAddr, nft.DstAddr, nft.Proto, nft.DstPort}, Set: setHairpin}, nft.Masquerade{}),
 		),
 	}
 	if !s.liberal {
-		invalid := s.rule(isProto(plan.TCP), nft.Has{Field: nft.State, Bits: nft.StateInvalid},
+		invalid := s.rule(nft.IsProto(uint8(plan.TCP)), nft.Has{Field: nft.State, Bits: nft.StateInvalid},
 			nft.In{Fields: []nft.Field{nft.SrcAddr}, Set: setEndpointAddrs}, nft.Do{Code: nft.Drop})
 		out = append(out,
-			s.hooked(chainForward, "filter", nft.Forward, priorityFilter, invalid),
-			s.hooked(chainInput, "filter", nft.Input, priorityFilter, invalid)) // masqueraded flows
+			nft.NewHooked(chainForward, "filter", nft.Forward, priorityFilter, invalid),
+			nft.NewHooked(chainInput, "filter", nft.Input, priorityFilter, invalid)) // masqueraded flows
 	}
 	if !record {
 		return out
@@ -90,16 +90,6 @@ func (s settings) base(record bool) []object {
 	translated := s.rule(nft.Has{Field: nft.State, Bits: nft.StateNew}, nft.Has{Field: nft.Status, Bits: nft.StatusDNAT},
 		nft.Do{Code: nft.Jump, Chain: chainRecord})
 	return append(out, s.recorder(),
-		s.hooked(chainRecordIn, "filter", nft.Prerouting, priorityRecord, translated),
-		s.hooked(chainRecordOut, "filter", nft.Output, priorityRecord, translated))
-}
-
-func (s settings) chain(name, remark string, rules ...*nft.Rule) object {
-	return object{chain: &nft.Chain{Name: name, Comment: remark}, rules: func() []*nft.Rule { return rules }}
-}
-
-func (s settings) hooked(name, typ string, num nft.HookNum, priority int32, rules ...*nft.Rule) object {
-	o := s.chain(name, "", rules...)
-	o.chain.Hook = &nft.Hook{Type: typ, Num: num, Priority: priority}
-	return o
+		nft.NewHooked(chainRecordIn, "filter", nft.Prerouting, priorityRecord, translated),
+		nft.NewHooked(chainRecordOut, "filter", nft.Output, priorityRecord, translated))
 }

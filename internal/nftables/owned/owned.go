@@ -5,10 +5,7 @@ package owned
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -47,49 +44,30 @@ func Is(t nft.Table) bool { return t.Name == Name || t.Name == OtherName }
 
 // Remove deletes those of the tables that exist, whatever families are configured.
 func Remove(ctx context.Context, log *slog.Logger, t nft.Tables, tables func(plan.Family) []nft.Table) error {
-	return present(ctx, t, tables, func(table nft.Table) error {
-		err := t.Commit(ctx, []nft.Op{{Kind: nft.DeleteTable, Table: table}})
-		if errors.Is(err, nft.ErrNotExist) {
-			return nil // somebody was faster
-		}
-		if err == nil {
-			log.Info("removed an nftables table", "table", table)
-		}
-		return err
-	})
-}
-
-// InForce reports whether there is a table of ours or of kube-proxy.
-func InForce(ctx context.Context, t nft.Tables) (bool, error) {
-	found := false
-	err := present(ctx, t, All, func(nft.Table) error { found = true; return nil })
-	return found, err
-}
-
-// present calls do for each table that exists. A kernel without nf_tables, or without
-// one family, holds nothing.
-func present(ctx context.Context, t nft.Tables, tables func(plan.Family) []nft.Table, do func(nft.Table) error) error {
 	var errs []error
 	for _, f := range plan.Families {
 		for _, table := range tables(f) {
-			exists, err := t.Exists(ctx, table)
-			if lacks(err) {
-				continue
+			removed, err := nft.Remove(ctx, t, table)
+			if removed {
+				log.Info("removed an nftables table", "table", table)
 			}
-			if err == nil && exists {
-				err = do(table)
-			}
-			if err != nil {
-				errs = append(errs, fmt.Errorf("clean up table %s: %w", table, err))
-			}
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// lacks reports whether an error says that the kernel has no nf_tables, or not for
-// the family.
-func lacks(err error) bool {
-	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
-		errors.Is(err, unix.EINVAL)
+// InForce reports whether there is a table of ours or of kube-proxy.
+func InForce(ctx context.Context, t nft.Tables) (bool, error) {
+	var errs []error
+	for _, f := range plan.Families {
+		for _, table := range All(f) {
+			there, err := nft.Present(ctx, t, table)
+			if there {
+				return true, nil
+			}
+			errs = append(errs, err)
+		}
+	}
+	return false, errors.Join(errs...)
 }
