@@ -66,7 +66,7 @@ func (k *kernel) sync(within time.Duration) error {
 	}
 	deadline := time.Now().Add(flow.Patient(within))
 	for range rounds {
-		if err := k.mark(time.Until(deadline)); err != nil {
+		if err := k.mark(deadline); err != nil {
 			return fmt.Errorf("not in the kernel after %s: %w", within, err)
 		}
 	}
@@ -75,7 +75,7 @@ func (k *kernel) sync(within time.Duration) error {
 }
 
 // mark changes the marker and waits for it.
-func (k *kernel) mark(within time.Duration) error {
+func (k *kernel) mark(deadline time.Time) error {
 	k.marker.generation++
 	port := uint16(markerPort + k.marker.generation)
 	name := fmt.Sprintf("generation-%d", k.marker.generation)
@@ -97,7 +97,7 @@ func (k *kernel) mark(within time.Duration) error {
 			continue
 		}
 		d := lab.Dialing{Proto: lab.TCP, To: netip.AddrPortFrom(vip, port)}
-		err := flow.Eventually(within, func() error {
+		err := flow.Until(deadline, func() error {
 			if err := k.alive(); err != nil {
 				return flow.Final(err)
 			}

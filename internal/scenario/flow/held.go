@@ -178,7 +178,12 @@ func Patient(d time.Duration) time.Duration {
 // Eventually calls check until it returns nil, for at most d, see Patient; it returns
 // the last error.
 func Eventually(d time.Duration, check func() error) error {
-	deadline := time.Now().Add(Patient(d))
+	return Until(time.Now().Add(Patient(d)), check)
+}
+
+// Until calls check until it returns nil, and at the deadline for the last time; it
+// returns the last error.
+func Until(deadline time.Time, check func() error) error {
 	for {
 		err := check()
 		var f finalError
