@@ -15,6 +15,8 @@ import (
 	socket "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/fault"
 )
 
 // VIPDevice is the device that holds Service addresses, by the name that people know
@@ -191,6 +193,9 @@ func (d *KernelDevice) Add(a netip.Addr) error {
 	defer d.mu.Unlock()
 	err := d.known()
 	if err == nil {
+		err = fault.Inject()
+	}
+	if err == nil {
 		err = d.handle.AddrAdd(d.link(), address(a))
 	}
 	switch {
@@ -209,6 +214,9 @@ func (d *KernelDevice) Remove(a netip.Addr) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := d.known()
+	if err == nil {
+		err = fault.Inject()
+	}
 	if err == nil {
 		// The watcher may hear of it before the call returns.
 		d.expect(a, 1)

@@ -12,6 +12,8 @@ import (
 	"github.com/mdlayher/genetlink"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/fault"
 )
 
 // Kernel is the table of the network namespace of the thread that makes the first
@@ -106,6 +108,9 @@ func (k *Kernel) do(cmd uint8, flags netlink.HeaderFlags, fill func(*netlink.Att
 
 // change sends one message that changes something. notExist says what ENOENT means.
 func (k *Kernel) change(cmd uint8, notExist error, fill func(*netlink.AttributeEncoder)) error {
+	if err := fault.Inject(); err != nil {
+		return err
+	}
 	_, err := k.do(cmd, netlink.Acknowledge, fill)
 	return refusal(err, notExist)
 }

@@ -11,6 +11,8 @@ import (
 	socket "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/sys/fault"
 )
 
 // Kernel is the routing of the calling thread's network namespace. The zero value is
@@ -92,7 +94,10 @@ func prefixOf(family int, n *net.IPNet) (netip.Prefix, bool) {
 
 // Add implements Routing.
 func (Kernel) Add(_ context.Context, e Entry) error {
-	var err error
+	err := fault.Inject()
+	if err != nil {
+		return fmt.Errorf("add %s: %w", e, err)
+	}
 	if e.IsRoute() {
 		var r *netlink.Route
 		if r, err = e.route(); err == nil {
@@ -109,7 +114,10 @@ func (Kernel) Add(_ context.Context, e Entry) error {
 
 // Delete implements Routing.
 func (Kernel) Delete(_ context.Context, e Entry) error {
-	var err error
+	err := fault.Inject()
+	if err != nil {
+		return fmt.Errorf("delete %s: %w", e, err)
+	}
 	if e.IsRoute() {
 		var r *netlink.Route
 		if r, err = e.route(); err == nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/sys/fault"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/wire"
 )
@@ -76,7 +77,7 @@ func (k *Tables) Commit(ctx context.Context, ops []nft.Op) error {
 	if len(ops) == 0 {
 		return nil
 	}
-	if err := fault(); err != nil {
+	if err := fault.Inject(); err != nil {
 		return err
 	}
 	c, err := k.dial()

@@ -1,6 +1,7 @@
 //go:build faults
 
-package kernel
+// Package fault is where a build for tests lets calls that change the kernel fail.
+package fault
 
 import (
 	"fmt"
@@ -12,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fault lets commits fail at random while the file that SVCPROXY_FAULTS names holds a
-// share between 0 and 1. A build with the tag faults is for tests.
-func fault() error {
+// Inject fails at random while the file that SVCPROXY_FAULTS names holds a share
+// between 0 and 1.
+func Inject() error {
 	text, err := os.ReadFile(os.Getenv("SVCPROXY_FAULTS"))
 	if err != nil {
 		return nil
