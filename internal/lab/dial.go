@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"strconv"
@@ -91,6 +92,12 @@ func (h *Host) DialContext(ctx context.Context, network, address string) (net.Co
 	}
 	defer s.Close()
 	return net.FileConn(s.File)
+}
+
+// HTTPClient returns a client that asks from the host, with a connection of its own for
+// each request and limit for each answer. Addresses are IP:port.
+func (h *Host) HTTPClient(limit time.Duration) *http.Client {
+	return &http.Client{Timeout: limit, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.DialContext}}
 }
 
 // Local returns the flow's own address.

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"bytes"
 	"os/exec"
 	"syscall"
 )
@@ -20,3 +21,14 @@ func (h *Host) Start(c *exec.Cmd) error {
 // Do runs fn on a thread that is in the host's namespaces, for kernel interfaces
 // that look at the caller's. fn must not block for long: the host waits for it.
 func (h *Host) Do(fn func() error) error { return h.ns.do(fn) }
+
+// Run runs a program in the host's namespaces to its end and returns what it prints.
+func (h *Host) Run(c *exec.Cmd) (output string, err error) {
+	var out bytes.Buffer
+	c.Stdout, c.Stderr = &out, &out
+	if err := h.Start(c); err != nil {
+		return "", err
+	}
+	err = c.Wait()
+	return out.String(), err
+}

@@ -3,15 +3,18 @@
 package chaos
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	load "github.com/svcproxy/svcproxy/internal/scenario/flow"
 )
 
 // pause lets what was done act for a random moment. It is part of what happens, and
@@ -20,24 +23,83 @@ func (w *world) pause(most time.Duration) {
 	time.Sleep(time.Duration(w.random.Int64N(int64(most))))
 }
 
+// lose says that from now on rules may be missing, until the kernel equals the plan
+// again. What fails in between does not count.
+func (w *world) lose() {
+	if w.lost.IsZero() {
+		w.lost = time.Now()
+	}
+}
+
+// loseProcess is lose where the process itself carries the connections.
+func (w *world) loseProcess() {
+	if w.mode == "userspace" {
+		w.lose()
+	}
+}
+
 func (w *world) kill() {
-	w.end(syscall.SIGKILL)
+	w.loseProcess()
+	w.end(w.proxy, syscall.SIGKILL)
 	w.pause(200 * time.Millisecond)
 	w.start()
 }
 
 func (w *world) restart() {
-	w.end(syscall.SIGTERM)
+	w.loseProcess()
+	w.end(w.proxy, syscall.SIGTERM)
 	w.churn()
 	w.start()
 	w.pause(300 * time.Millisecond)
 }
 
+// succeed starts a second proxy beside the first and ends that one once the second has
+// everything in the kernel, as an upgrade does; a successor that does not get there is
+// taken away again.
+func (w *world) succeed() {
+	if w.proxy.hasEnded() { // at its start, while kernel calls fail
+		return
+	}
+	w.api.Silence(false)
+	w.api.Delay(0)
+	old, before := w.proxy, w.synced()
+	w.start()
+	leaves := old
+	if !w.awaitSync(before) {
+		leaves, w.proxy = w.proxy, old
+	}
+	w.end(leaves, syscall.SIGTERM)
+	w.churn()
+}
+
+// synced counts the proxies that had everything in the kernel once.
+func (w *world) synced() int {
+	b, err := os.ReadFile(w.path("log"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return bytes.Count(b, []byte("first sync done"))
+}
+
+// awaitSync waits for one more, and reports whether it came.
+func (w *world) awaitSync(before int) bool {
+	return load.Eventually(10*time.Second, func() error {
+		switch {
+		case w.synced() > before:
+			return nil
+		case w.proxy.hasEnded():
+			return load.Final(errors.New("it has ended"))
+		}
+		return errors.New("not yet")
+	}) == nil
+}
+
 func (w *world) freeze() {
-	_ = w.proxy.Process.Signal(syscall.SIGSTOP)
+	w.loseProcess()
+	_ = w.proxy.cmd.Process.Signal(syscall.SIGSTOP)
 	w.churn()
 	w.pause(time.Second)
-	_ = w.proxy.Process.Signal(syscall.SIGCONT)
+	_ = w.proxy.cmd.Process.Signal(syscall.SIGCONT)
 }
 
 func (w *world) restartAPI() {
@@ -76,10 +138,17 @@ func (w *world) failWrites() {
 	}
 }
 
-// flush does what a firewall service does that reloads.
+// flush does what a firewall service does that reloads, or an administrator in despair.
 func (w *world) flush() {
 	commands := []string{"nft flush ruleset", "iptables -t nat -F", "iptables-legacy -t nat -F; iptables-nft -t nat -F; iptables-nft -F",
 		"nft delete table ip svcproxy || true"}
+	switch w.mode {
+	case "ipvs":
+		commands = append(commands, "ipvsadm -C", "ip link delete kube-ipvs0", "ip address flush dev kube-ipvs0", "ip rule delete pref 115")
+	case "userspace":
+		commands = append(commands, "ip rule delete pref 90", "ip route flush table all proto 115")
+	}
+	w.lose()
 	w.run(commands[w.random.IntN(len(commands))])
 }
 
@@ -156,32 +225,21 @@ func (w *world) setClock(to time.Time) {
 // refused everything is started again, as whoever supervises it does.
 func (w *world) calm() {
 	failing := os.Remove(w.path("faults")) == nil
-	select {
-	case <-w.ended:
-		if failing {
-			w.start()
-		}
-	default:
-		if w.mode == "userspace" && failing {
-			// A trial that failed at the start has it do without nf_tables until the next.
-			w.end(syscall.SIGTERM)
-			w.start()
-		}
+	switch {
+	case failing && w.proxy.hasEnded():
+		w.start()
+	case failing && w.mode == "userspace":
+		// A trial that failed at the start has it do without nf_tables until the next.
+		w.restart()
 	}
 	w.api.Silence(false)
 	w.api.Delay(0)
-	_ = w.proxy.Process.Signal(syscall.SIGCONT)
+	_ = w.proxy.cmd.Process.Signal(syscall.SIGCONT)
 }
 
 // run runs a shell command on the node; that it fails is no matter.
 func (w *world) run(command string) {
-	cmd := exec.Command("sh", "-c", command)
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := w.lab.Host("node").Start(cmd); err != nil {
-		w.t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil {
-		w.t.Logf("%s: %v: %s", command, err, out.String())
+	if out, err := w.lab.Host("node").Run(exec.Command("sh", "-c", command)); err != nil {
+		w.t.Logf("%s: %v: %s", command, err, out)
 	}
 }

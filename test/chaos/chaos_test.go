@@ -6,7 +6,6 @@ import (
 	"flag"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,36 +17,37 @@ var (
 	modes    = flag.String("modes", "iptables,nftables,userspace", "modes to break, with a comma between two")
 	clock    = flag.Bool("clock", false, "let the clock jump; only on a machine of one's own")
 	patience = flag.Duration("patience", 30*time.Second, "how long the proxy may take to be right again")
+	program  = flag.String("program", "", "svcproxy, built with the tag faults; without, it is built")
 )
 
-// action is one thing that happens to the proxy.
+// action is one thing that happens to the proxy. One that takes rules away says so
+// itself, see world.lose.
 type action struct {
 	name string
 	do   func(*world)
-	// breaks: rules go, so that requests may fail until they are back.
-	breaks bool
 }
 
 // actions in the order in which the seed counts them.
 func actions() []action {
 	all := []action{
-		{"kill -9", (*world).kill, false},
-		{"restart", (*world).restart, false},
-		{"stop and continue", (*world).freeze, false},
-		{"API server restarts", (*world).restartAPI, false},
-		{"watch falls silent", (*world).silence, false},
-		{"connections break", (*world).disconnect, false},
-		{"API is slow", (*world).slow, false},
-		{"kernel calls fail", (*world).failWrites, false},
-		{"rules are flushed", (*world).flush, true},
-		{"an address comes or goes", (*world).changeAddress, false},
-		{"a link goes and comes", (*world).cutLink, false},
-		{"Services change", (*world).churn, false},
-		{"Services change", (*world).churn, false},
-		{"Services change", (*world).churn, false},
+		{"kill -9", (*world).kill},
+		{"restart", (*world).restart},
+		{"a successor comes", (*world).succeed},
+		{"stop and continue", (*world).freeze},
+		{"API server restarts", (*world).restartAPI},
+		{"watch falls silent", (*world).silence},
+		{"connections break", (*world).disconnect},
+		{"API is slow", (*world).slow},
+		{"kernel calls fail", (*world).failWrites},
+		{"rules are flushed", (*world).flush},
+		{"an address comes or goes", (*world).changeAddress},
+		{"a link goes and comes", (*world).cutLink},
+		{"Services change", (*world).churn},
+		{"Services change", (*world).churn},
+		{"Services change", (*world).churn},
 	}
 	if *clock {
-		all = append(all, action{"the clock jumps", (*world).jump, false})
+		all = append(all, action{"the clock jumps", (*world).jump})
 	}
 	return all
 }
@@ -69,38 +69,30 @@ func TestChaos(t *testing.T) {
 func (w *world) suffer(d time.Duration) {
 	all := actions()
 	w.mustBeRight("the start")
-	w.startLoad()
 	rounds := 0
 	for end := time.Now().Add(d); time.Now().Before(end); rounds++ {
 		var round []action
-		for range 1 + w.random.IntN(5) {
-			round = append(round, all[w.random.IntN(len(all))])
-		}
 		var names []string
-		for _, a := range round {
-			names = append(names, a.name)
+		for range 1 + w.random.IntN(5) {
+			a := all[w.random.IntN(len(all))]
+			round, names = append(round, a), append(names, a.name)
 		}
 		what := strings.Join(names, ", ")
 		w.t.Logf("%s: round %d: %s", w.mode, rounds, what)
-		// In userspace mode the process carries the connections itself.
-		breaks := slices.ContainsFunc(round, func(a action) bool {
-			return a.breaks || w.mode == "userspace" && (a.name == "kernel calls fail" || a.name == "kill -9" || a.name == "restart" || a.name == "stop and continue")
-		})
-		if breaks {
-			w.endLoad(what)
-		}
+		w.startLoad()
 		for _, a := range round {
 			a.do(w)
 		}
 		w.calm()
 		w.mustBeRight(what)
-		if breaks {
-			w.startLoad()
-		}
+		w.endLoad(what)
 		if w.t.Failed() {
 			w.t.Fatalf("seed %d, mode %s, round %d: %s", *seed, w.mode, rounds, what)
 		}
 	}
-	w.endLoad("the last round")
-	w.t.Logf("%s: %d rounds, seed %d", w.mode, rounds, *seed)
+	if w.counted == 0 {
+		w.t.Error("no request was sent while rules were in place")
+	}
+	w.t.Logf("%s: %d rounds, seed %d; %d requests while rules were in place, none of which failed; they were not for %v",
+		w.mode, rounds, *seed, w.counted, w.gone.Round(time.Millisecond))
 }

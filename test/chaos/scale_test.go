@@ -8,17 +8,19 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	load "github.com/svcproxy/svcproxy/internal/scenario/flow"
 )
 
 var (
@@ -59,10 +61,8 @@ func (w *world) mustHold(n int, within time.Duration) time.Duration {
 	w.t.Helper()
 	start := time.Now()
 	for deadline := start.Add(within); ; time.Sleep(20 * time.Millisecond) {
-		select {
-		case <-w.ended:
+		if w.proxy.hasEnded() {
 			w.t.Fatalf("the proxy has ended\n%s", w.tail())
-		default:
 		}
 		have, ok := w.metric("svcproxy_services")
 		if synced, _ := w.metric("svcproxy_synced"); ok && synced == 1 && int(have) == n && w.current() == nil {
@@ -76,8 +76,7 @@ func (w *world) mustHold(n int, within time.Duration) time.Duration {
 
 // get reads a page of the metrics server.
 func (w *world) get(path string) (string, error) {
-	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: w.lab.Host("node").DialContext}}
-	res, err := client.Get("http://127.0.0.1:10249" + path)
+	res, err := w.lab.Host("node").HTTPClient(load.Patient(30 * time.Second)).Get("http://127.0.0.1:10249" + path)
 	if err != nil {
 		return "", err
 	}
@@ -125,18 +124,17 @@ func (w *world) heap() uint64 {
 	return 0
 }
 
-// objects counts what the kernel has of the mode's.
+// objects counts what the kernel has of the mode's, and the process of the kernel's.
 func (w *world) objects() string {
-	cmd := exec.Command("sh", "-c", "nft list ruleset | wc -l; iptables-legacy-save | wc -l")
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := w.lab.Host("node").Start(cmd); err != nil {
-		w.t.Fatal(err)
+	count := `for c in "nft list ruleset" iptables-legacy-save ip6tables-legacy-save "ipvsadm -Ln" "ip -o address" "ip rule" "ip -6 rule" \
+	"ip route show table all" "ip -6 route show table all" "ipset list" "ss -Hltun" "ls /proc/$0/fd"; do
+	echo "$(echo $c | cut -d/ -f1) $($c 2>/dev/null | wc -l)"
+done`
+	out, err := w.lab.Host("node").Run(exec.Command("sh", "-c", count, strconv.Itoa(w.proxy.cmd.Process.Pid)))
+	if err != nil {
+		w.t.Fatalf("%v: %s", err, out)
 	}
-	if err := cmd.Wait(); err != nil {
-		w.t.Fatalf("%v: %s", err, out.String())
-	}
-	return out.String()
+	return out
 }
 
 // TestSoak is R-58: Services that come and go leave nothing behind, in the process and in
@@ -188,12 +186,12 @@ func TestScale(t *testing.T) {
 			w := mustWorld(t, binary, mode, rand.New(rand.NewPCG(*seed, 0)))
 			base := len(w.alive)
 			w.mustHold(base, time.Minute)
-			w.end(15)
+			w.end(w.proxy, syscall.SIGTERM)
 			w.crowd(*services, true)
 			w.start()
 			cold := w.mustHold(base+*services, 10*time.Minute)
 			cpu := w.cpu()
-			w.end(15)
+			w.end(w.proxy, syscall.SIGTERM)
 			w.start()
 			warm := w.mustHold(base+*services, 10*time.Minute)
 			before := w.cpu()
@@ -209,7 +207,7 @@ func TestScale(t *testing.T) {
 
 // cpu is what the process has used.
 func (w *world) cpu() time.Duration {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.proxy.Process.Pid))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.proxy.cmd.Process.Pid))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -220,7 +218,7 @@ func (w *world) cpu() time.Duration {
 }
 
 func (w *world) rss() string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.proxy.Process.Pid))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.proxy.cmd.Process.Pid))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -3,7 +3,6 @@
 package chaos
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,9 +43,13 @@ type world struct {
 	random *rand.Rand
 	lab    *lab.Lab
 	api    *apiserver.Server
-	proxy  *exec.Cmd
-	ended  chan struct{}
-	load   *load.Load
+	proxy  *process
+
+	load    *load.Load
+	lost    time.Time     // since when rules may be missing; zero: they are in place
+	missing []load.Span   // when they were, since the load began
+	counted int           // requests of all loads while they were in place
+	gone    time.Duration // for how long they were not, in all
 
 	addrs map[string]bool // further addresses that the node has now
 	alive map[int]bool    // Services that exist
@@ -91,6 +94,9 @@ func topology() lab.Topology {
 // mustBuild builds a program whose kernel calls can be made to fail.
 func mustBuild(t *testing.T) string {
 	t.Helper()
+	if *program != "" {
+		return *program
+	}
 	binary := filepath.Join(t.TempDir(), "svcproxy")
 	build := exec.Command("go", "build", "-tags", "faults", "-o", binary, "github.com/svcproxy/svcproxy/cmd/svcproxy")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -133,6 +139,7 @@ enableProfiling: true
 clusterCIDR: 10.61.0.0/16
 clientConnection: {kubeconfig: %q}
 iptables: {minSyncPeriod: 100ms, syncPeriod: 2s}
+ipvs: {minSyncPeriod: 100ms, syncPeriod: 2s}
 nftables: {minSyncPeriod: 100ms, syncPeriod: 2s}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 ---
@@ -143,7 +150,7 @@ stalenessLimit: 3s
 	w.replacePrograms()
 	w.start()
 	t.Cleanup(func() {
-		w.end(syscall.SIGKILL)
+		w.end(w.proxy, syscall.SIGKILL)
 		if t.Failed() {
 			t.Logf("the proxy said last:\n%s", w.tail())
 		}
@@ -226,63 +233,84 @@ func (w *world) service(n, address int, endpoints ...int) {
 	w.alive[n] = true
 }
 
+// process is one run of the proxy.
+type process struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed at its end
+}
+
+func (p *process) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// start starts a proxy, which from now on is the one.
 func (w *world) start() {
 	out, err := os.OpenFile(w.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer out.Close()
-	w.proxy = exec.Command(w.binary, "--config="+w.path("config.yaml"))
-	w.proxy.Stdout, w.proxy.Stderr = out, out
-	w.proxy.Env = append(os.Environ(), "SVCPROXY_FAULTS="+w.path("faults"), "PATH="+w.path("bin")+":"+os.Getenv("PATH")+":/usr/sbin:/sbin")
-	if err := w.lab.Host("node").Start(w.proxy); err != nil {
+	p := &process{cmd: exec.Command(w.binary, "--config="+w.path("config.yaml")), ended: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.Env = append(os.Environ(), "SVCPROXY_FAULTS="+w.path("faults"), "PATH="+w.path("bin")+":"+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	if err := w.lab.Host("node").Start(p.cmd); err != nil {
 		w.t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	go func(p *exec.Cmd) { _ = p.Wait(); close(ended) }(w.proxy)
-	w.ended = ended
+	go func() { _ = p.cmd.Wait(); close(p.ended) }()
+	w.proxy = p
 }
 
-// end ends the proxy by a signal and waits.
-func (w *world) end(signal syscall.Signal) {
-	_ = w.proxy.Process.Signal(syscall.SIGCONT)
-	_ = w.proxy.Process.Signal(signal)
+// end ends a proxy by a signal and waits.
+func (w *world) end(p *process, signal syscall.Signal) {
+	const limit = 30 * time.Second
+	_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	_ = p.cmd.Process.Signal(signal)
 	select {
-	case <-w.ended:
-	case <-time.After(30 * time.Second):
-		w.proxy.Process.Kill()
-		<-w.ended
-		w.t.Errorf("the proxy did not end within 30 s of %v", signal)
+	case <-p.ended:
+	case <-time.After(load.Patient(limit)):
+		p.cmd.Process.Kill()
+		<-p.ended
+		w.t.Errorf("the proxy did not end within %v of %v", load.Patient(limit), signal)
 	}
 }
 
-// startLoad sends requests to the steady Service; endLoad wants none to have failed.
+// startLoad sends requests to the steady Service; endLoad wants none to have failed
+// while rules were in place.
 func (w *world) startLoad() {
+	w.missing = nil
 	w.load = load.StartLoad("steady", w.lab.Host("probe"), lab.Dialing{Proto: lab.TCP, To: netip.MustParseAddrPort(steady)}, 50)
 }
 
 func (w *world) endLoad(what string) {
-	if w.load == nil {
-		return
+	counted, failed := w.load.Count(w.missing...)
+	w.counted += counted
+	for _, m := range w.missing {
+		w.gone += m.To.Sub(m.From)
 	}
-	if err := w.load.Expect(0); err != nil {
-		w.t.Errorf("until %s: %v", what, err)
+	if len(failed) > 0 {
+		w.t.Errorf("until %s: %d of %d requests failed while rules were in place, the first %s", what, len(failed), counted, failed[0])
 	}
-	w.load = nil
 }
 
 // mustBeRight waits until the kernel equals the plan.
 func (w *world) mustBeRight(what string) {
 	w.t.Helper()
 	var last string
-	for deadline := time.Now().Add(*patience); ; {
-		select {
-		case <-w.ended:
+	for deadline := time.Now().Add(load.Patient(*patience)); ; {
+		if w.proxy.hasEnded() {
 			w.t.Fatalf("after %s: the proxy has ended\n%s", what, w.tail())
-		default:
 		}
 		var err error
 		if last, err = w.diff(); err == nil && w.current() == nil {
+			if !w.lost.IsZero() {
+				w.missing = append(w.missing, load.Span{From: w.lost, To: time.Now()})
+				w.lost = time.Time{}
+			}
 			return
 		}
 		if time.Now().After(deadline) {
@@ -293,28 +321,16 @@ func (w *world) mustBeRight(what string) {
 
 // diff runs "svcproxy diff".
 func (w *world) diff() (string, error) {
-	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.t.Context(), load.Patient(20*time.Second))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, w.binary, "diff", "--config="+w.path("config.yaml"))
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := w.lab.Host("node").Start(cmd); err != nil {
-		return "", err
-	}
-	err := cmd.Wait()
-	return out.String(), err
+	return w.lab.Host("node").Run(exec.CommandContext(ctx, w.binary, "diff", "--config="+w.path("config.yaml")))
 }
 
 // current returns an error while the proxy has something to write, or is not there.
 func (w *world) current() error {
-	cmd := exec.Command(w.binary, "status", "-o", "json")
-	var out bytes.Buffer
-	cmd.Stdout = &out
-	if err := w.lab.Host("node").Start(cmd); err != nil {
-		return err
-	}
-	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("svcproxy status: %w", err)
+	out, err := w.lab.Host("node").Run(exec.Command(w.binary, "status", "-o", "json"))
+	if err != nil {
+		return fmt.Errorf("svcproxy status: %w: %s", err, out)
 	}
 	var s struct {
 		Loop struct {
@@ -324,11 +340,11 @@ func (w *world) current() error {
 			Quarantined  []any
 		}
 	}
-	if err := json.Unmarshal(out.Bytes(), &s); err != nil {
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
 		return err
 	}
 	if !s.Loop.Synced || s.Loop.LastError != "" || !s.Loop.PendingSince.IsZero() || len(s.Loop.Quarantined) > 0 {
-		return errors.New(strings.TrimSpace(out.String()))
+		return errors.New(strings.TrimSpace(out))
 	}
 	return nil
 }
