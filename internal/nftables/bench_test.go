@@ -172,9 +172,9 @@ func BenchmarkCrossing(b *testing.B) {
 	}{{"few", 1000, 0}, {"one-map", 44_000, 0}, {"two-maps", 22_000, 22_000}} {
 		b.Run(c.name, func(b *testing.B) {
 			k := benchNamespace(b)
-			p := bigPlan(c.clusterIPs, 1)
+			p := bigPlan(c.clusterIPs, 4)
 			for n := range c.nodePorts {
-				sp := bigService(100_000+n, 1, 0)
+				sp := bigService(100_000+n, 4, 0)
 				sp.Frontends[0].Kind, sp.Frontends[0].Addr, sp.Frontends[0].Port = plan.NodePort, netip.Addr{}, uint16(10_000+n)
 				p.Services[sp.ID] = sp
 			}
@@ -183,7 +183,7 @@ func BenchmarkCrossing(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				i++
-				sp := bigService(i%100, 1+(i/100+1)%2, 0)
+				sp := scaled(p.Services[bigService(i%100, 0, 0).ID], 4+(i/100+1)%2)
 				u := plan.Update{Plan: p, Changed: []plan.Change{{ID: sp.ID, Old: p.Services[sp.ID], New: sp}}}
 				p.Services[sp.ID] = sp
 				mustApply(b, backend, u)

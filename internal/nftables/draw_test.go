@@ -14,63 +14,80 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
 )
 
-// More than half of the places are taken, and a draw fails for good less than once in
-// 2^32.
-func TestPlaces(t *testing.T) {
+// However many of the places are taken, all endpoints have the same share: exactly, or
+// but for flows that are rarer than one in 2^32, which reach the first.
+func TestDraws(t *testing.T) {
 	const rare = 1.0 / (1 << 32)
 	for n := 1; n <= slots.Most; n++ {
 		places := slots.Places(n)
-		if n == 1 {
-			if places != 1 {
-				t.Fatalf("one endpoint: drawn among %d", places)
-			}
-			continue
-		}
-		if places < n || places >= 2*n {
+		if places < n || places >= 2*n && places > 4 {
 			t.Fatalf("%d endpoints: drawn among %d", n, places)
 		}
-		if miss := math.Pow(1-float64(n)/float64(places), float64(slots.Draws(places))); miss > rare {
-			t.Fatalf("%d endpoints: %d draws among %d fail with probability %g", n, slots.Draws(places), places, miss)
+		below := slots.Draws(places)
+		first, last, left := 0.0, 0.0, 1.0
+		for _, m := range below {
+			first += left / float64(m)
+			if m >= n {
+				last += left / float64(m)
+			}
+			left *= 1 - float64(min(m, n))/float64(m)
+		}
+		if left != 0 || math.Abs(last-1/float64(n)) > rare || math.Abs(first-1/float64(n)) > rare {
+			t.Fatalf("%d endpoints: draws below %d give the first a share of %g, the last %g, nobody %g", n, below, first, last, left)
 		}
 	}
 }
 
-// A packet whose draws all fail reaches an endpoint all the same.
+// A packet whose draws all fail reaches an endpoint all the same: the numbers of few
+// places run out, the draws of many do.
 func TestFailedDraws(t *testing.T) {
-	memory := &fake.Tables{}
-	mustApply(t, newBackend(testEnv(plan.IPv4), memory), plan.Update{Plan: webPlan(0, 1, 2, 3, 4)})
-	tables := walk.New(nft.IPv4, mustRead(t, memory, plan.IPv4))
-	draws := 0
-	f := tables.Send(walk.Packet{
-		Proto: 6, Src: netip.MustParseAddr("198.51.100.7"), In: "eth0",
-		Dst: netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80),
-	}, func(n uint32) uint32 { draws++; return n - 1 })
-	if want := slots.Draws(6) + 1; draws != want {
-		t.Errorf("%d draws, want %d", draws, want)
-	}
-	if f.Dst.Port() != 8080 {
-		t.Errorf("it is sent to %s", f.Dst)
+	for _, n := range []int{1, 3, 5, 65} {
+		var pods []int
+		for i := range n {
+			pods = append(pods, i)
+		}
+		memory := &fake.Tables{}
+		mustApply(t, newBackend(testEnv(plan.IPv4), memory), plan.Update{Plan: webPlan(0, pods...)})
+		tables := walk.New(nft.IPv4, mustRead(t, memory, plan.IPv4))
+		draws := 0
+		f := tables.Send(walk.Packet{
+			Proto: 6, Src: netip.MustParseAddr("198.51.100.7"), In: "eth0",
+			Dst: netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80),
+		}, func(n uint32) uint32 { draws++; return n - 1 })
+		want := slots.Places(n) - n + 1
+		if n == 65 {
+			want = len(slots.Draws(slots.Places(n)))
+		}
+		if draws != want {
+			t.Errorf("%d endpoints: %d draws, want %d", n, draws, want)
+		}
+		if f.Dst.Port() != 8080 {
+			t.Errorf("%d endpoints: it is sent to %s", n, f.Dst)
+		}
 	}
 }
 
 // An endpoint more or less leads no frontend to another chain while it is drawn among
 // as many places.
 func TestScalingWritesNoVerdict(t *testing.T) {
-	memory := &fake.Tables{}
-	b := newBackend(testEnv(plan.IPv4), memory)
-	from := webPlan(0, 1, 2, 3, 4)
-	mustApply(t, b, plan.Update{Plan: from})
-	memory.Refuse = func(ops []nft.Op) error {
-		for i := range ops {
-			if set := ops[i].Set; set == nil || set.Verdicts {
-				t.Errorf("it does %s", &ops[i])
+	for _, way := range [][]*plan.Plan{
+		{webPlan(0, 1, 2), webPlan(0, 1, 2, 3), webPlan(0, 3), webPlan(0, 3, 4, 5, 6), webPlan(0, 5)},
+		{webPlan(0, 1, 2, 3, 4, 5), webPlan(0, 1, 2, 3, 4, 5, 6), webPlan(0, 5, 2, 3, 4, 6, 7, 8, 9), webPlan(0, 5, 3, 6, 7, 9)},
+	} {
+		memory := &fake.Tables{}
+		b := newBackend(testEnv(plan.IPv4), memory)
+		mustApply(t, b, plan.Update{Plan: way[0]})
+		memory.Refuse = func(ops []nft.Op) error {
+			for i := range ops {
+				if set := ops[i].Set; set == nil || set.Verdicts {
+					t.Errorf("it does %s", &ops[i])
+				}
 			}
+			return nil
 		}
-		return nil
-	}
-	for _, to := range []*plan.Plan{webPlan(0, 1, 2, 3, 4, 5), webPlan(0, 5, 2, 3, 4, 6, 7), webPlan(0, 5, 3, 6, 7)} {
-		mustApply(t, b, difference(from, to))
-		from = to
+		for i := range way[1:] {
+			mustApply(t, b, difference(way[i], way[i+1]))
+		}
 	}
 }
 

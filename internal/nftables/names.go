@@ -73,8 +73,8 @@ func affinityName(id plan.ID, p plan.Pool) string {
 	return prefixAffinity + servicePath(id) + "/" + p.String()
 }
 
-// drawName names the chain that draws among places: "among-3", "local/among-3",
-// "node-port/among-3".
+// drawName names the chain that draws among places: "among-4", "local/among-4",
+// "node-port/among-4".
 func drawName(nodePort bool, p plan.Pool, places int) string {
 	s := fmt.Sprint(prefixDraw, places)
 	if p == plan.Local {
@@ -88,7 +88,7 @@ func drawName(nodePort bool, p plan.Pool, places int) string {
 
 // name names the chain for packets with given routes: what happens to packets
 // of this node's pods, of the node, and of others, with the number of places for
-// endpoints of the pool. "pod.cluster-3/other.cluster-3-masq" chooses among up to three
+// endpoints of the pool. "pod.cluster-4/other.cluster-4-masq" chooses among up to four
 // endpoints and masquerades all but pods.
 func (c *class) name() string {
 	pod, node, outside := c.label(plan.FromPod), c.label(plan.FromNode), c.label(plan.FromOutside)

@@ -62,24 +62,61 @@ func mustRead(t testing.TB, tables nft.Tables, f plan.Family) *nft.Contents {
 	return c
 }
 
-// walked is what the table does, over all random choices. A number that nobody has is
-// drawn again among as many, so it does not count.
+// walked is what the table does, over all random choices. A number that nobody has
+// changes nothing, whichever it is, so one stands for all when the next is drawn.
 func walked(t testing.TB, tables *walk.Tables, p *plan.Plan, pkt plan.Packet) fate {
 	t.Helper()
-	in := walk.Packet{Proto: uint8(pkt.Proto), Src: pkt.Src, Dst: pkt.Dst, In: pkt.In, SrcLocal: slices.Contains(p.Node.Addrs, pkt.Src)}
 	out := fate{shares: map[string]float64{}}
-	choices, count := uint32(1), 0.0
-	for i := uint32(0); i < choices; i++ {
+	for misses, mass := []uint32(nil), 1.0; ; {
+		l := walkLevel(t, tables, p, pkt, misses)
+		if len(misses) > 0 && l.outcome != out.outcome {
+			t.Errorf("%+v: mixed outcomes %s and %s", pkt, out.outcome, l.outcome)
+		}
+		out.outcome = l.outcome
+		hit := mass / float64(l.choices)
+		again := l.next == l.choices // the rest is shared out in the same way
+		if again {
+			hit = mass / float64(l.choices-l.missed)
+		}
+		for to, n := range l.hits {
+			out.shares[to] += hit * float64(n)
+		}
+		if l.missed == 0 || again {
+			return out
+		}
+		mass *= float64(l.missed) / float64(l.choices)
+		misses = append(misses, l.miss)
+	}
+}
+
+// level is what happens for all numbers of one draw.
+type level struct {
+	outcome plan.Outcome
+	choices uint32            // among how many is drawn; 1 if nothing is
+	hits    map[string]uint32 // for how many of them an endpoint is reached
+	missed  uint32            // for how many of them is drawn again
+	miss    uint32            // one of these
+	next    uint32            // and then among how many
+}
+
+// walkLevel tries all numbers of the draw that comes after those that miss.
+func walkLevel(t testing.TB, tables *walk.Tables, p *plan.Plan, pkt plan.Packet, misses []uint32) level {
+	t.Helper()
+	in := walk.Packet{Proto: uint8(pkt.Proto), Src: pkt.Src, Dst: pkt.Dst, In: pkt.In, SrcLocal: slices.Contains(p.Node.Addrs, pkt.Src)}
+	l := level{choices: 1, hits: map[string]uint32{}}
+	for i := uint32(0); i < l.choices; i++ {
 		tables.Forget()
-		draws := 0
+		draws, next := 0, uint32(0)
 		f := tables.Send(in, func(n uint32) uint32 {
 			draws++
-			if draws == 1 {
-				choices = n
+			switch at := draws - 1 - len(misses); {
+			case at < 0:
+				return misses[draws-1]
+			case at == 0:
+				l.choices = n
 				return i
-			}
-			if n != choices {
-				t.Fatalf("%+v: draws among %d after %d", pkt, n, choices)
+			case at == 1:
+				next = n
 			}
 			return 0
 		})
@@ -91,22 +128,20 @@ func walked(t testing.TB, tables *walk.Tables, p *plan.Plan, pkt plan.Packet) fa
 			o = plan.Dropped
 		case f.Dst != pkt.Dst:
 			o = plan.Forwarded
-			if draws <= 1 {
-				out.shares[arrival(f.Dst, f.Masqueraded)]++
-				count++
+			if next > 0 {
+				l.missed, l.miss, l.next = l.missed+1, i, next
+			} else {
+				l.hits[arrival(f.Dst, f.Masqueraded)]++
 			}
 		}
-		if i > 0 && o != out.outcome {
-			t.Errorf("%+v: mixed outcomes %s and %s", pkt, out.outcome, o)
+		if i > 0 && o != l.outcome {
+			t.Errorf("%+v: mixed outcomes %s and %s", pkt, l.outcome, o)
 		}
-		if out.outcome = o; f.Mark != 0 {
+		if l.outcome = o; f.Mark != 0 {
 			t.Errorf("%+v: leaves with mark %#x", pkt, f.Mark)
 		}
 	}
-	for k := range out.shares {
-		out.shares[k] /= count
-	}
-	return out
+	return l
 }
 
 // packetsFor lists packets that may tell something about a plan.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/nftables/owned"
+	"github.com/svcproxy/svcproxy/internal/nftables/slots"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
@@ -48,7 +49,8 @@ func needs(s settings) []nft.Need {
 func probeDNAT(s settings) []nft.Op {
 	id := plan.ID{Name: "probe", Protocol: plan.TCP, Family: s.family}
 	svc := &service{sp: &plan.ServicePort{ID: id, Affinity: time.Hour}}
-	c := &class{places: [2]int{1, 1}}
+	few := slots.Places(1)
+	c := &class{places: [2]int{few, few}}
 	c.routes[plan.FromPod] = plan.Route{Pool: plan.Local}
 	c.routes[plan.FromNode].SNAT = true
 	var ops []nft.Op
@@ -57,6 +59,7 @@ func probeDNAT(s settings) []nft.Op {
 	}
 	objects := append(s.inner(), s.base(true)...)
 	objects = append(objects, nft.Object{Set: s.affinitySet(id, plan.Cluster)}, nft.Object{Set: s.affinitySet(id, plan.Local)},
+		s.draw(false, plan.Cluster, few), s.draw(false, plan.Local, few),
 		nft.Object{Chain: &nft.Chain{Name: c.name()}, Rules: func() []*nft.Rule { return s.classRules(svc.sp, c) }}, s.recordChain(svc, c))
 	for _, o := range objects {
 		ops = append(ops, o.Steps(false)...)

@@ -153,7 +153,7 @@ func (s settings) lead(svc *service, c *class, need func(nft.Object)) nft.Verdic
 		}
 	}
 	for pool, places := range c.places {
-		if places > 1 {
+		if places > 0 {
 			need(s.draw(c.nodePort, plan.Pool(pool), places))
 		}
 	}
@@ -207,11 +207,7 @@ func (s settings) carryOut(sp *plan.ServicePort, c *class, r plan.Route, match [
 	if r.SNAT {
 		match = append(match, nft.SetMark(s.mark))
 	}
-	places := c.places[r.Pool]
-	var choose nft.Statement = s.choose(c.nodePort, r.Pool, places)
-	if places > 1 {
-		choose = nft.Do{Code: nft.Goto, Chain: drawName(c.nodePort, r.Pool, places)}
-	}
+	choose := nft.Do{Code: nft.Goto, Chain: drawName(c.nodePort, r.Pool, c.places[r.Pool])}
 	var out []*nft.Rule
 	if sp.Affinity > 0 {
 		known := nft.DNAT{Fields: []nft.Field{nft.SrcAddr}, Map: affinityName(sp.ID, r.Pool)}

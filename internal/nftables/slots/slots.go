@@ -3,7 +3,6 @@
 package slots
 
 import (
-	"math"
 	"net/netip"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -116,29 +115,50 @@ func Assign(old []netip.AddrPort, pool []plan.Endpoint) []netip.AddrPort {
 	return out
 }
 
-// Places returns among how many places n endpoints are drawn: n itself for one, else
-// the next of 3, 6, 12, 24 and so on, of which more than half are taken.
+// fewPlaces is the smallest number of places. Pools of one to so many endpoints are drawn
+// alike, so that most Services never pass from one number to another.
+const fewPlaces = 4
+
+// Places returns among how many places n endpoints are drawn: the next of 4, 8, 16 and
+// so on, none for none. Above 4, more than half of the places are taken.
 func Places(n int) int {
-	if n <= 1 {
-		return n
+	if n == 0 {
+		return 0
 	}
-	places := 3
+	places := fewPlaces
 	for places < n {
 		places *= 2
 	}
 	return places
 }
 
-// Draws returns after how many draws among places it does not matter any more that
-// none was taken: it happens less than once in 2^32, which is as fine as the kernel's
-// random numbers are.
-func Draws(places int) int {
+// mostDraws is after how many draws, of which each succeeds more often than not, it does
+// not matter any more that none did: it happens less than once in 2^32, which is as
+// fine as the kernel's random numbers are.
+const mostDraws = 33
+
+// Draws returns the numbers below which is drawn among places, one after the other
+// until a number is taken: however many places are, every endpoint has the same share.
+// Each draw leaves out the last place of the one before, down to the fewest that can be
+// taken, so that none is missed; if that would take too many draws, each is among all
+// places. The last, in any case, is the first place's alone, for flows that an
+// endpoint's removal overtakes, and for those whose draws all fail.
+func Draws(places int) []int {
 	fewest := places/2 + 1
-	if places == 3 {
-		fewest = 2
+	if places <= fewPlaces {
+		fewest = 1
 	}
-	const bits = 32
-	return int(math.Ceil(bits / -math.Log2(1-float64(fewest)/float64(places))))
+	var below []int
+	for i := range min(places-fewest+1, mostDraws) {
+		below = append(below, places)
+		if places-fewest < mostDraws {
+			below[i] -= i
+		}
+	}
+	if below[len(below)-1] > 1 {
+		below = append(below, 1)
+	}
+	return below
 }
 
 // Move is a slot whose endpoint differs; an invalid address is none.
