@@ -87,6 +87,8 @@ type modeReport struct {
 	Default   bool `json:"default"`
 	// Missing is what stands in its way, and the remedy.
 	Missing string `json:"missing,omitempty"`
+	// Limits are what some Services cannot have here although it would run.
+	Limits []string `json:"limits,omitempty"`
 }
 
 func newModes(env Env) *cobra.Command {
@@ -122,6 +124,9 @@ func reportModes(ctx context.Context) []modeReport {
 				r.Missing = err.Error()
 			} else {
 				r.Supported = true
+				if built[i].Limits != nil {
+					r.Limits = built[i].Limits(ctx)
+				}
 			}
 		}
 		out = append(out, r)
@@ -141,7 +146,7 @@ func writeModes(w io.Writer, modes []modeReport) error {
 		if m.Default {
 			name += " (default)"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", name, here, m.Missing)
+		fmt.Fprintf(t, "%s\t%s\t%s\n", name, here, m.Missing+strings.Join(m.Limits, "; "))
 	}
 	return t.Flush()
 }

@@ -99,6 +99,9 @@ type Mode struct {
 	OwnFlows bool
 	// Supported returns nil or what is missing, by name, and the remedy.
 	Supported func(context.Context) error
+	// Limits says what some Services cannot have here although the mode works, and the
+	// remedy. nil: there is nothing of that kind.
+	Limits func(context.Context) []string
 	// New touches nothing.
 	New func(Env) (Backend, error)
 	// Cleanup removes every trace, kube-proxy's in the same mode too; safe if there is

@@ -549,6 +549,22 @@ func TestMissingScheduler(t *testing.T) {
 	}
 }
 
+// Schedulers that are missing are named with their modules before anybody asks for one.
+func TestMissingSchedulersAreListed(t *testing.T) {
+	r := newRig()
+	if have := limits(t.Context(), r.kernel()); len(have) > 0 {
+		t.Errorf("nothing is missing, but %q", have)
+	}
+	r.servers.NoScheduler = []string{"mh", "twos"}
+	want := []string{
+		"no scheduler mh, for which rr is used: install or load the kernel module ip_vs_mh",
+		"no scheduler twos, for which rr is used: install or load the kernel module ip_vs_twos",
+	}
+	if have := limits(t.Context(), r.kernel()); !slices.Equal(have, want) {
+		t.Errorf("have %q", have)
+	}
+}
+
 // One that is missing for all is told once, of the Node.
 func TestMissingDefaultScheduler(t *testing.T) {
 	r := newRig()

@@ -53,6 +53,7 @@ func Mode(o Options) dataplane.Mode {
 	return dataplane.Mode{
 		Name:      Name,
 		Supported: func(ctx context.Context) error { return Supports(ctx, plan.IPv4) },
+		Limits:    func(ctx context.Context) []string { k := newKernel(); defer k.close(); return limits(ctx, k) },
 		New: func(env dataplane.Env) (dataplane.Backend, error) {
 			return newBackend(env, o, newKernel()), nil
 		},

@@ -69,3 +69,12 @@ func supports(ctx context.Context, f plan.Family, k kernel) error {
 	}
 	return nil
 }
+
+// limits says which schedulers the kernel lacks.
+func limits(ctx context.Context, k kernel) []string {
+	var out []string
+	for _, s := range scheduler.Missing(ctx, k.servers) {
+		out = append(out, fmt.Sprintf("no scheduler %s, for which %s is used: install or load the kernel module ip_vs_%[1]s", s, scheduler.Default))
+	}
+	return out
+}

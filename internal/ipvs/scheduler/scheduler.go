@@ -3,6 +3,8 @@ package scheduler
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"slices"
 	"strings"
 
@@ -15,6 +17,18 @@ const Default = "rr"
 
 // schedulers are those of Linux; each but the first is the kernel module ip_vs_NAME.
 var schedulers = [...]string{"rr", "wrr", "lc", "wlc", "fo", "ovf", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "twos"}
+
+// Missing lists the schedulers that the kernel lacks, having tried each; the modules of
+// those that it has are loaded then.
+func Missing(ctx context.Context, k ipvs.IPVS) []string {
+	var out []string
+	for _, s := range schedulers {
+		if err := k.Probe(ctx, ipvs.IPv4, s); errors.Is(err, ipvs.ErrNoScheduler) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
 
 // Choice is how virtual servers balance.
 type Choice struct {
