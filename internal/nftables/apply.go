@@ -64,6 +64,7 @@ type family struct {
 	// leads are verdicts of new Service ports that wait for one commit.
 	leads               []nft.Op
 	leadSize, leadLimit int
+	guards              []reference // elements of setEndpointAddrs that are still to be added
 	err                 error
 	ctx                 context.Context
 	sweeps              []sweep
@@ -110,7 +111,7 @@ func (f *family) apply(ctx context.Context, u plan.Update) error {
 
 func (f *family) carryOut(ctx context.Context, u plan.Update) error {
 	f.ctx, f.err, f.batch, f.size, f.hold, f.sweeps = ctx, nil, nil, 0, false, nil
-	f.leads, f.leadSize, f.leadLimit = nil, 0, firstLeads
+	f.leads, f.leadSize, f.leadLimit, f.guards = nil, 0, firstLeads, nil
 	f.round++
 	if f.suspects != nil {
 		if err := f.recheck(); err != nil {
@@ -320,7 +321,11 @@ func (f *family) move(p *pending) {
 		f.sticky += count(is) - count(was)
 		f.forgetClients(p, e)
 	}
-	f.emit(e)
+	if p.old.service == nil && !f.hold && e.OnlyAdds() {
+		f.emitNew(e)
+	} else {
+		f.emit(e)
+	}
 	for _, o := range p.old.objects {
 		f.release(o.Name())
 	}
@@ -344,6 +349,7 @@ func count(b bool) int {
 // finish removes what a listing found and nobody wants, and puts the table in force.
 func (f *family) finish(fresh bool) {
 	f.lead()
+	f.guard()
 	if fresh {
 		rest := &edits.Edits{}
 		for name, elements := range f.listed {

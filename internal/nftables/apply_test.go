@@ -607,7 +607,7 @@ func TestBusyChainsAreTriedAgain(t *testing.T) {
 	b := newBackend(testEnv(plan.IPv4), memory)
 	now := time.Unix(1000, 0)
 	b.families[0].now = func() time.Time { return now }
-	from, to := webPlan(0, 1, 2, 3, 4), webPlan(0, 1)
+	from, to := webPlan(0, 1, 2, 3, 4, 5), webPlan(0, 1)
 	mustApply(t, b, plan.Update{Plan: from})
 	if due := b.Due(); !due.IsZero() {
 		t.Errorf("after the start an Apply is due at %s", due)
@@ -629,7 +629,7 @@ func TestBusyChainsAreTriedAgain(t *testing.T) {
 	memory.Refuse = nil
 	now = now.Add(time.Minute)
 	mustApply(t, b, plan.Update{Plan: to})
-	if due := b.Due(); !due.IsZero() || strings.Contains(memory.String(), prefixDraw) {
+	if due := b.Due(); !due.IsZero() || strings.Contains(memory.String(), prefixDraw+"8") {
 		t.Errorf("an Apply is due at %s; left is\n%s", due, memory)
 	}
 }

@@ -102,9 +102,11 @@ func BenchmarkColdStart(b *testing.B) {
 				backend := newBackend(testEnv(plan.IPv4), k)
 				mustApply(b, backend, plan.Update{Plan: p})
 				b.StopTimer()
+				worst := k.worst // removal is not part of the start
 				if err := owned.Remove(context.Background(), testEnv(plan.IPv4).Log, k, owned.All); err != nil {
 					b.Fatal(err)
 				}
+				k.worst = worst
 				b.StartTimer()
 			}
 			b.ReportMetric(float64(k.worst.Microseconds())/1000, "worst-commit-ms")

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/nftables/edits"
@@ -17,10 +18,6 @@ func (f *family) add(o nft.Op) {
 
 // emit appends the writes of one Service port, and commits what is large enough.
 func (f *family) emit(e *edits.Edits) {
-	if f.listed != nil && e.OnlyAdds() {
-		f.emitNew(e)
-		return
-	}
 	if f.size > 0 && f.size+e.Size > elementsPerCommit {
 		f.cut()
 	}
@@ -39,8 +36,8 @@ const (
 	mostLeads  = 4000
 )
 
-// emitNew appends a Service port that nobody could reach yet, of many at the start.
-// Every commit that adds verdicts makes the kernel walk all there are, so these are
+// emitNew appends a Service port that nobody could reach yet; at the start there are
+// many. Every commit that adds verdicts makes the kernel walk all there are, so these are
 // collected: few at first, for the Services that come first, then more and more.
 func (f *family) emitNew(e *edits.Edits) {
 	for i := range e.Sets[edits.Fresh] {
@@ -68,6 +65,20 @@ func (f *family) lead() {
 	f.batch = append(f.batch, f.leads...)
 	f.size += f.leadSize
 	f.leads, f.leadSize = nil, 0
+}
+
+// guard appends the addresses whose segments outside of any connection are dropped. They
+// come last: at the start they are as many as the endpoints, and Services work without.
+func (f *family) guard() {
+	c := &change{f: f}
+	for chunk := range slices.Chunk(f.guards, elementsPerCommit) {
+		c.edits = &edits.Edits{}
+		for _, k := range chunk {
+			c.add(edits.Fresh, k.kind.set(), k.element(f.fam))
+		}
+		f.emit(c.edits)
+	}
+	f.guards = nil
 }
 
 // emitSet appends writes to one set, in parts if there are many.

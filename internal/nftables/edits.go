@@ -180,26 +180,33 @@ func (c *change) add(s edits.Step, set string, e nft.Element) {
 
 // references counts the uses of elements that Service ports share.
 func (c *change) references() {
-	want := c.f.refs.of(c.new)
-	have := c.f.refs.of(c.old)
-	for k := range have {
-		if _, ok := want[k]; ok {
-			delete(want, k)
-			delete(have, k)
-		}
-	}
-	for k := range want {
-		if c.f.refs.use(k) {
-			s := edits.Fresh
-			if k.kind == clusterIP {
-				s = edits.Refuse
+	want, have := c.f.refs.of(c.new), c.f.refs.of(c.old)
+	for len(want) > 0 || len(have) > 0 {
+		switch {
+		case len(have) == 0 || len(want) > 0 && want[0].compare(have[0]) < 0:
+			if c.f.refs.use(want[0]) {
+				c.share(want[0])
 			}
-			c.add(s, k.kind.set(), k.element(c.f.fam))
+			want = want[1:]
+		case len(want) == 0 || want[0] != have[0]:
+			if k := have[0]; c.f.refs.release(k) {
+				c.edits.Remove(edits.Stale, k.kind.set(), k.element(c.f.fam))
+			}
+			have = have[1:]
+		default:
+			want, have = want[1:], have[1:]
 		}
 	}
-	for k := range have {
-		if c.f.refs.release(k) {
-			c.edits.Remove(edits.Stale, k.kind.set(), k.element(c.f.fam))
-		}
+}
+
+// share adds an element that nobody needed before.
+func (c *change) share(k reference) {
+	switch k.kind {
+	case endpointAddr: // nobody waits for it
+		c.f.guards = append(c.f.guards, k)
+	case clusterIP:
+		c.add(edits.Refuse, k.kind.set(), k.element(c.f.fam))
+	default:
+		c.add(edits.Fresh, k.kind.set(), k.element(c.f.fam))
 	}
 }

@@ -1,7 +1,10 @@
 package nftables
 
 import (
+	"bytes"
+	"cmp"
 	"net/netip"
+	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -65,22 +68,29 @@ func (r *references) release(k reference) bool {
 	return true
 }
 
-// of returns the references of a Service port.
-func (r *references) of(v *rendered) map[reference]struct{} {
-	out := map[reference]struct{}{}
+// compare orders references.
+func (k reference) compare(o reference) int {
+	return cmp.Or(
+		cmp.Compare(k.kind, o.kind), bytes.Compare(k.addr[:], o.addr[:]),
+		cmp.Compare(k.port, o.port), cmp.Compare(k.proto, o.proto))
+}
+
+// of returns the references of a Service port, sorted, each once.
+func (r *references) of(v *rendered) []reference {
 	if v.service == nil {
-		return out
+		return nil
 	}
 	sp := v.sp
 	meetsItself := sp.MayMeetItself(v.local)
+	out := make([]reference, 0, len(v.fronts)+len(sp.Draining)+2*(len(sp.Pools[0])+len(sp.Pools[1])))
 	var used [2]bool
 	for i := range v.fronts {
 		f := &v.fronts[i]
 		switch f.Kind {
 		case plan.ClusterIP:
-			out[refer(clusterIP, f.Addr)] = struct{}{}
+			out = append(out, refer(clusterIP, f.Addr))
 		case plan.ExternalIP, plan.LoadBalancerIP:
-			out[refer(external, f.Addr)] = struct{}{}
+			out = append(out, refer(external, f.Addr))
 		}
 		for p, u := range f.uses {
 			used[p] = used[p] || u
@@ -89,7 +99,7 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 	guarded := !r.liberal && sp.ID.Protocol == plan.TCP
 	if guarded {
 		for _, a := range sp.Draining {
-			out[refer(endpointAddr, a.Addr())] = struct{}{}
+			out = append(out, refer(endpointAddr, a.Addr()))
 		}
 	}
 	for pool, eps := range sp.Pools {
@@ -101,12 +111,13 @@ func (r *references) of(v *rendered) map[reference]struct{} {
 			if e.Weight > 0 && meetsItself(*e) {
 				h := refer(hairpin, e.Addr.Addr())
 				h.proto, h.port = sp.ID.Protocol, e.Addr.Port()
-				out[h] = struct{}{}
+				out = append(out, h)
 			}
 			if guarded {
-				out[refer(endpointAddr, e.Addr.Addr())] = struct{}{}
+				out = append(out, refer(endpointAddr, e.Addr.Addr()))
 			}
 		}
 	}
-	return out
+	slices.SortFunc(out, reference.compare)
+	return slices.Compact(out)
 }

@@ -1,0 +1,59 @@
+package nftables
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
+)
+
+// Many new Services cost few commits that lead to them, at the start and behind what the
+// node itself needs; what no Service waits for comes after all of them.
+func TestManyNewServices(t *testing.T) {
+	for name, first := range map[string]int{"start": 0, "behind a part": 3} {
+		t.Run(name, func(t *testing.T) {
+			memory := &fake.Tables{}
+			b := newBackend(testEnv(plan.IPv4), memory)
+			const services = 3000
+			part, whole := bigPlan(first, 2), bigPlan(services, 2)
+			u := plan.Update{Plan: whole}
+			if first > 0 {
+				mustApply(t, b, plan.Update{Plan: part, Partial: true})
+				for _, id := range slices.SortedFunc(maps.Keys(whole.Services), plan.ID.Compare) {
+					if part.Services[id] == nil {
+						u.Changed = append(u.Changed, plan.Change{ID: id, New: whole.Services[id]})
+					}
+				}
+			}
+			leading, guarding := 0, false
+			memory.Refuse = func(ops []nft.Op) error {
+				leads, guards := false, false
+				for i := range ops {
+					if ops[i].Kind != nft.AddElements {
+						continue
+					}
+					leads = leads || ops[i].Set.Name == setServices
+					guards = guards || ops[i].Set.Name == setEndpointAddrs
+				}
+				if leads {
+					leading++
+				}
+				if leads && guarding {
+					t.Errorf("endpoints' addresses are written before the verdicts of commit %d", leading)
+				}
+				guarding = guarding || guards
+				return nil
+			}
+			mustApply(t, b, u)
+			if leading > 6 || leading < 3 {
+				t.Errorf("%d Services are led to in %d commits, want 3 to 6", services, leading)
+			}
+			if n := len(mustRead(t, memory, plan.IPv4).Elements[setEndpointAddrs]); n != 2*services {
+				t.Errorf("%d endpoints' addresses are there, want %d", n, 2*services)
+			}
+		})
+	}
+}
