@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -48,14 +49,15 @@ func (s *script) commands() map[string]func(args []string, neg bool) error {
 		"sync":     plain(s.sync),
 		"flow":     plain(s.flow),
 		"health":   plain(s.health),
+		"cut":      plain(func(a []string) error { return s.link(a, false) }),
+		"join":     plain(func(a []string) error { return s.link(a, true) }),
+		unmapped:   plain(func(a []string) error { return world.Usagef("%s", strings.Join(a, " ")) }),
 	}
 	if s.kernel == nil {
 		return cmds
 	}
 	maps.Copy(cmds, map[string]func([]string, bool) error{
 		stopProxy:   plain(s.stop),
-		"cut":       plain(func(a []string) error { return s.link(a, false) }),
-		"join":      plain(func(a []string) error { return s.link(a, true) }),
 		"hold":      plain(s.hold),
 		"held":      plain(s.held),
 		"load":      plain(s.load),
@@ -122,8 +124,10 @@ func (s *script) listen(args []string, on bool) error {
 	if err != nil {
 		return err
 	}
-	h.Serves[svc] = on
-	if !on {
+	if !on && !h.Serves[svc] {
+		return world.Usagef("host %s does not listen on %s", h.Name, args[1])
+	}
+	if h.Serves[svc] = on; !on {
 		delete(h.Serves, svc)
 	}
 	return s.stage.listen(h, svc, on)
@@ -133,6 +137,9 @@ func (s *script) node(args []string) error {
 	set, err := world.ParseNodeSettings(args)
 	if err != nil {
 		return err
+	}
+	if s.kernel != nil && s.kernel.proxy != nil && (set.Name != nil || set.Addrs != nil) {
+		return world.Usagef("the proxy runs; want zone= or podcidr=, or the commands addr add and addr del")
 	}
 	if set.Name != nil {
 		if err := s.removeObject(world.Key{Kind: "Node", Name: s.w.NodeName}); err != nil {
@@ -165,9 +172,7 @@ func (s *script) addr(args []string) error {
 		return err
 	}
 	if s.w.Families == world.Dual {
-		if addrs, err = world.Pair(addrs); err != nil {
-			return err
-		}
+		addrs = world.Pair(addrs)
 	}
 	n := s.w.Node()
 	for _, a := range addrs {
@@ -206,14 +211,27 @@ func (s *script) stop(args []string) error {
 
 func (s *script) restart(args []string) error {
 	kill, rest := killFlag(args)
+	beside := slices.Contains(rest, "-beside")
+	rest = slices.DeleteFunc(rest, func(a string) bool { return a == "-beside" })
 	mode := ""
 	if len(rest) == 1 && strings.HasPrefix(rest[0], "mode=") {
-		mode, rest = strings.TrimPrefix(rest[0], "mode="), nil
+		mode = strings.TrimPrefix(rest[0], "mode=")
+		if !slices.Contains(knownModes, mode) {
+			return world.Usagef("mode %q: want one of %s", mode, strings.Join(knownModes, ", "))
+		}
+		rest = nil
 	}
 	if len(rest) > 0 {
-		return world.Usagef("want [-kill] [mode=M]")
+		return world.Usagef("want [-kill | -beside] [mode=M]")
 	}
-	return s.stage.restart(kill, mode)
+	return s.stage.restart(restarting{kill: kill, beside: beside, mode: mode})
+}
+
+// restarting says how a proxy is restarted.
+type restarting struct {
+	kill   bool
+	beside bool   // the next process comes first
+	mode   string // of the next process; "": as before
 }
 
 func killFlag(args []string) (bool, []string) {
@@ -314,14 +332,9 @@ func (s *script) link(args []string, up bool) error {
 	if h.Role == world.Router {
 		return world.Usagef("host %s has no link of its own", h.Name)
 	}
-	n, err := s.kernel.labHost(h)
-	if err != nil {
-		return err
-	}
-	if up {
-		return n.Join(uplink)
-	}
-	return n.Cut(uplink)
+	h = h.Space()
+	h.Cut = !up
+	return s.stage.link(h)
 }
 
 // dialing reads FROM PROTO ADDR:PORT.
@@ -361,7 +374,10 @@ func (s *script) hold(args []string) error {
 		default:
 			err = fmt.Errorf("want sport= or every=")
 		}
-		if err != nil || every <= 0 {
+		if err == nil && every <= 0 {
+			err = errors.New("want a time above 0")
+		}
+		if err != nil {
 			return world.Usagef("%q: %v", a, err)
 		}
 	}
@@ -450,9 +466,10 @@ func (s *script) load(args []string) error {
 	if err != nil {
 		return err
 	}
-	if len(s.kernel.loads[args[0]]) > 0 {
-		return world.Usagef("there is a load %q already", args[0])
+	if l := s.kernel.loads[args[0]]; len(l) > 0 && !l[0].Ended() {
+		return world.Usagef("there is a load %q already: end it with %s errors=N", args[0], args[0])
 	}
+	delete(s.kernel.loads, args[0])
 	for _, t := range to {
 		d.To = t.Addr
 		s.kernel.loads[args[0]] = append(s.kernel.loads[args[0]], flow.StartLoad(args[0], h, d, rate))

@@ -51,9 +51,10 @@ func newEvaluation(w *world.World) *evaluation {
 func (e *evaluation) declared(*world.Host) error                   { return nil }
 func (e *evaluation) listen(*world.Host, world.Server, bool) error { return nil }
 func (e *evaluation) close() error                                 { return nil }
+func (e *evaluation) link(*world.Host) error                       { return nil }
 func (e *evaluation) nodeAddrs([]netip.Addr) error                 { return nil }
 func (e *evaluation) addr(netip.Addr, bool) error                  { return nil }
-func (e *evaluation) restart(kill bool, mode string) error         { return nil }
+func (e *evaluation) restart(restarting) error                     { return nil }
 
 func (e *evaluation) put(o world.Object) error {
 	switch o := o.(type) {
@@ -225,7 +226,7 @@ func (e *evaluation) evaluate(f *flow.Spec, t world.Target) error {
 			return fmt.Errorf("planned: %s, want %s", describe(ways), f.Want.String())
 		}
 	}
-	if f.Sticky && !affinity && len(ways) > 1 {
+	if f.Sticky && !affinity && f.Sport == 0 && len(ways) > 1 {
 		return fmt.Errorf("planned: %s without affinity, want one server for all", describe(ways))
 	}
 	return planned(&f.Want, ways)
@@ -233,10 +234,7 @@ func (e *evaluation) evaluate(f *flow.Spec, t world.Target) error {
 
 // packet is the flow's first, as it enters the node.
 func (e *evaluation) packet(f *flow.Spec, t world.Target) (plan.Packet, error) {
-	h := f.From
-	if h.On != nil {
-		h = h.On
-	}
+	h := f.From.Space()
 	pkt := plan.Packet{Proto: plan.Protocol(f.Proto), Dst: t.Addr, In: uplink}
 	var err error
 	if pkt.Src, err = h.Addr(t.Addr.Addr().Is6()); err != nil {
@@ -256,6 +254,9 @@ func (e *evaluation) packet(f *flow.Spec, t world.Target) (plan.Packet, error) {
 
 // ways returns how a packet may end, and whether its client sticks to one of them.
 func (e *evaluation) ways(f *flow.Spec, pkt plan.Packet) ([]reached, bool) {
+	if f.From.Space().Cut && !pkt.Dst.Addr().IsLoopback() {
+		return []reached{{end: lab.Unreachable}}, false // it has no route
+	}
 	at := e.owner(pkt.Dst.Addr())
 	local := f.From.Role == world.ThisNode || f.From.Role == world.Pod || f.From.On == e.w.Node()
 	crosses := local || at == nil || at.Role == world.ThisNode || at.Role == world.Pod
@@ -298,6 +299,9 @@ func (e *evaluation) deliver(from *world.Host, p plan.Protocol, to netip.AddrPor
 		if !own && !slices.Contains(h.Addrs, to.Addr()) {
 			continue
 		}
+		if !own && h.Space() != from.Space() && e.w.Severed(h) {
+			return reached{end: lab.Dropped}
+		}
 		if h.Serves[world.Server{Proto: lab.Proto(p), Port: to.Port()}] {
 			return reached{end: lab.Answered, server: h.Name, share: 1}
 		}
@@ -324,7 +328,7 @@ func (e *evaluation) seen(f *flow.Spec, pkt plan.Packet, r reached) error {
 	default:
 		a, _ := netip.ParseAddr(f.Want.Src)
 		if a.Is4() && pkt.Src.Is6() {
-			a, _ = world.Counterpart(a)
+			a = world.Counterpart(a)
 		}
 		ok = pkt.Src == a && !r.snat || slices.Contains(node, a) && r.snat
 	}

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -69,11 +70,11 @@ func (k *kernel) build() error {
 	}
 	t := lab.Topology{Hosts: []lab.HostSpec{
 		{Name: "node", Forwards: true, OwnRun: true},
-		{Name: "router", Forwards: true, TurnsBack: true, Addrs: world.MustPair(world.RouterAddr)},
+		{Name: "router", Forwards: true, TurnsBack: true, Addrs: world.Both(world.RouterAddr)},
 	}}
 	for _, n := range world.Neighbours {
 		t.Hosts = append(t.Hosts, lab.HostSpec{Name: n.Name, Forwards: true})
-		k.joinRouter(&t, n.Name, world.MustPair(n.Addr), world.MustBoth(n.Pods))
+		k.joinRouter(&t, n.Name, world.Both(n.Addr), world.BothRanges(n.Pods))
 	}
 	k.joinRouter(&t, "node", k.w.Node().Addrs, k.w.PodCIDRs)
 	for _, all := range everywhere {
@@ -130,10 +131,10 @@ func nodeRoutes(name string, addrs []netip.Addr) []lab.RouteSpec {
 	var out []lab.RouteSpec
 	first := map[bool]bool{}
 	for _, a := range addrs {
-		from := world.MustPair(world.RouterAddr)[0]
+		from := world.Both(world.RouterAddr)[0]
 		all := everywhere[0]
 		if a.Is6() {
-			from, all = world.MustPair(world.RouterAddr)[1], everywhere[1]
+			from, all = world.Both(world.RouterAddr)[1], everywhere[1]
 		}
 		out = append(out, lab.RouteSpec{Host: "router", To: single(a), Dev: toNode(name), Src: from})
 		if !first[a.Is6()] {
@@ -154,7 +155,7 @@ func (k *kernel) place(h *world.Host) error {
 	case h.Role == world.Pod:
 		t.Leaves = []lab.LeafSpec{{Name: h.Name, Behind: "node", Interface: podInterface(h), Addrs: h.Addrs, From: k.w.Node().Addrs}}
 	case h.Role == world.Client:
-		t.Leaves = []lab.LeafSpec{{Name: h.Name, Behind: "router", Addrs: h.Addrs, From: world.MustPair(world.RouterAddr)}}
+		t.Leaves = []lab.LeafSpec{{Name: h.Name, Behind: "router", Addrs: h.Addrs, From: world.Both(world.RouterAddr)}}
 	case h.Role == world.Remote:
 		t = remoteTopology(h)
 	}
@@ -175,17 +176,10 @@ func podInterface(h *world.Host) string {
 	return name[:min(len(name), 15)]
 }
 
-// remoteTopology puts a pod behind the other node that its address belongs to,
-// birch if it belongs to neither.
+// remoteTopology puts a pod behind its node.
 func remoteTopology(h *world.Host) lab.Topology {
-	at := world.Neighbours[0]
-	for _, n := range world.Neighbours {
-		if slices.ContainsFunc(world.MustBoth(n.Pods), func(p netip.Prefix) bool { return p.Contains(h.Addrs[0]) }) {
-			at = n
-		}
-	}
-	t := lab.Topology{Leaves: []lab.LeafSpec{{Name: h.Name, Behind: at.Name, Addrs: h.Addrs, From: world.MustPair(at.Addr)}}}
-	return t
+	at := world.BehindOf(h)
+	return lab.Topology{Leaves: []lab.LeafSpec{{Name: h.Name, Behind: at.Name, Addrs: h.Addrs, From: world.Both(at.Addr)}}}
 }
 
 // labHost returns the namespace of a host.
@@ -193,9 +187,7 @@ func (k *kernel) labHost(h *world.Host) (*lab.Host, error) {
 	if err := k.build(); err != nil {
 		return nil, err
 	}
-	if h.On != nil {
-		h = h.On
-	}
+	h = h.Space()
 	if n := k.net.Host(h.Name); n != nil {
 		return n, nil
 	}
@@ -213,7 +205,7 @@ func (k *kernel) listen(h *world.Host, s world.Server, on bool) error {
 	if !on {
 		srv := k.servers[h][s]
 		if srv == nil {
-			return world.Usagef("host %s does not listen on %s port %d", h.Name, s.Proto, s.Port)
+			return nil // SCTP, without the kernel's
 		}
 		srv.Close()
 		delete(k.servers[h], s)
@@ -238,6 +230,17 @@ func (k *kernel) listen(h *world.Host, s world.Server, on bool) error {
 	}
 	k.servers[h][s] = srv
 	return nil
+}
+
+func (k *kernel) link(h *world.Host) error {
+	n, err := k.labHost(h)
+	if err != nil {
+		return err
+	}
+	if h.Cut {
+		return n.Cut(uplink)
+	}
+	return n.Join(uplink)
 }
 
 func (k *kernel) addr(a netip.Addr, add bool) error {
@@ -367,31 +370,27 @@ func (k *kernel) stopProxy(kill bool) error {
 	if k.proxy == nil {
 		return world.Usagef("the proxy does not run")
 	}
-	p := k.proxy
+	p, err := k.proxy, k.alive()
 	k.proxy = nil
-	return p.End(kill)
+	return errors.Join(err, p.End(kill))
 }
 
-// restart ends the proxy and starts it again; in userspace mode the successor comes
-// first, as in an upgrade, and takes over what the process itself serves, unless it is
-// killed or the mode changes.
-func (k *kernel) restart(kill bool, mode string) error {
-	if k.mode == userspaceMode && !kill && k.proxy != nil && (mode == "" || mode == k.mode) {
-		predecessor := k.proxy
-		if err := k.launch(); err != nil {
-			return err
-		}
-		return predecessor.Terminate()
-	}
-	if k.proxy != nil {
-		if err := k.stopProxy(kill); err != nil {
+// restart ends the proxy and starts it again. The next process comes first if that is
+// asked for and, as in an upgrade, in userspace mode, where it takes over what the
+// process itself serves: unless that is killed or the mode changes.
+func (k *kernel) restart(how restarting) error {
+	beside := how.beside || k.mode == userspaceMode && !how.kill && (how.mode == "" || how.mode == k.mode)
+	predecessor := k.proxy
+	if predecessor != nil && !beside {
+		if err := k.stopProxy(how.kill); err != nil {
 			return err
 		}
 	}
-	if mode != "" {
-		k.mode = mode
+	k.mode = cmp.Or(how.mode, k.mode)
+	if err := k.launch(); err != nil || predecessor == nil || !beside {
+		return err
 	}
-	return k.launch()
+	return predecessor.Terminate()
 }
 
 // alive returns an error with the proxy's last words if it has ended.

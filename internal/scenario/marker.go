@@ -51,7 +51,7 @@ var (
 
 func (k *kernel) placeMarker() error {
 	return k.net.Extend(lab.Topology{Leaves: []lab.LeafSpec{{
-		Name: markerHost, Behind: "node", Addrs: world.MustPair(markerAddr), From: k.w.Node().Addrs,
+		Name: markerHost, Behind: "node", Addrs: world.Both(markerAddr), From: k.w.Node().Addrs,
 	}}})
 }
 
@@ -92,7 +92,7 @@ func (k *kernel) mark(deadline time.Time) error {
 			return fmt.Errorf("mark the change: %w", err)
 		}
 	}
-	for _, vip := range world.MustPair(markerVIP) {
+	for _, vip := range world.Both(markerVIP) {
 		if vip.Is6() && !k.ipv6() {
 			continue
 		}
@@ -127,7 +127,7 @@ func (k *kernel) ipv6() bool {
 // markerObjects is the marker at its present generation: slices first, the Service
 // last.
 func (k *kernel) markerObjects(port uint16) []world.Object {
-	vips, addrs, decoys := world.MustPair(markerVIP), world.MustPair(markerAddr), world.MustPair(markerDecoy)
+	vips, addrs, decoys := world.Both(markerVIP), world.Both(markerAddr), world.Both(markerDecoy)
 	portName, tcp, number, yes := "marker", corev1.ProtocolTCP, int32(port), true
 	var out []world.Object
 	for i, t := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -116,12 +117,8 @@ func (r *Runner) run(c Case, res *Result) (err error) {
 	} else {
 		defer os.RemoveAll(dir)
 	}
-	archive, err := c.script(c.Families, c.Mode == PlanOnly)
-	if err != nil {
-		return err
-	}
 	file := filepath.Join(dir, c.Name+".txtar")
-	if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
+	if err := os.WriteFile(file, txtar.Format(c.script(c.Families, c.Mode == PlanOnly)), 0o644); err != nil {
 		return err
 	}
 	s, err := r.newScript(c, dir)
@@ -145,6 +142,11 @@ func (r *Runner) run(c Case, res *Result) (err error) {
 		})
 	})
 	s.report(t, res)
+	if s.kernel != nil && s.kernel.proxy != nil && res.Verdict == Passed {
+		if err := s.kernel.alive(); err != nil { // nobody has noticed
+			return errors.Join(err, s.stage.close())
+		}
+	}
 	if r.Keep && s.kernel != nil && s.kernel.net != nil {
 		names, err := s.kernel.net.Keep(fmt.Sprintf("%s-%d-", strings.ReplaceAll(c.String(), "/", "-"), os.Getpid()))
 		res.Kept = append(res.Kept, names...)
@@ -199,12 +201,18 @@ func (s *script) report(t *recorder, res *Result) {
 	}
 }
 
+// knownModes are those that a script may ask about: the program's, and those that a
+// kube-proxy has.
+var knownModes = []string{"iptables", "nftables", "ipvs", "userspace", "ebpf", "kernelspace"}
+
 // condition decides what is in brackets, beyond testscript's own.
 func (r *Runner) condition(c Case, cond string) (bool, error) {
 	kind, v, _ := strings.Cut(cond, ":")
 	switch kind {
 	case "mode":
-		return c.Mode == v, nil
+		if v == c.Mode || v == PlanOnly || slices.Contains(knownModes, v) {
+			return c.Mode == v, nil
+		}
 	case "subject":
 		return r.Subject.Name == v, nil
 	case "feed":

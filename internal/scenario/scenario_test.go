@@ -172,6 +172,28 @@ func TestWrongExpectationsFail(t *testing.T) {
 		{"! flow pod:probe tcp 10.62.0.20:80 -> web-1|web-2", "must fail"},
 		{"! flow nobody tcp 10.62.0.20:80 -> web-1", `no host "nobody"`},
 		{"flow pod:probe tcp 10.62.0.20 -> web-1", "ADDR:PORT"},
+		{"flwo pod:probe tcp 10.62.0.20:80 -> web-1", "unknown command"},
+		{"flow colour=red pod:probe tcp 10.62.0.20:80 -> web-1", `"colour=red"`},
+		{"flow sticky=yes pod:probe tcp 10.62.0.20:80 -> web-1", `"sticky=yes"`},
+		{"[mode:iptable] flow pod:probe tcp 10.62.0.20:80 -> web-1", "mode:iptable"},
+		{"pod other 10.61.1.9 tcp:0", "tcp:0"},
+		{"node zone", `"zone"`},
+		{"restart mode=fast", `"fast"`},
+		{"unlisten web-1 tcp:81", "does not listen"},
+	}
+	inKernel := []struct{ line, want string }{
+		{"hold keep pod:probe tcp 10.62.0.20:81", "refused"},
+		{"hold keep pod:probe tcp 10.62.0.20:80 every=0s", "every=0s"},
+		{"held keep -> web-1", `"keep"`},
+		{"load requests errors=0", `"requests"`},
+		{"load requests laptop tcp node:31080 rate=0", "rate=0"},
+		{"node name=elm", "runs"},
+		{"node addr=192.0.2.21", "addr add"},
+		{"stop now", "-kill"},
+		{"conntrack tcp dst=10.62.0.20:80 count=many", "count=many"},
+		{"metric up ~ 1", `"~"`},
+		{"log '['", "missing closing"},
+		{"api silence", "[feed:api]"},
 	}
 	runners := map[string]*Runner{PlanOnly: {Subject: subject.Subject{Name: "svcproxy"}}}
 	if os.Geteuid() == 0 {
@@ -179,7 +201,11 @@ func TestWrongExpectationsFail(t *testing.T) {
 		runners[modes[0].Name] = &Runner{Subject: subject.Svcproxy(program, false)}
 	}
 	for mode, r := range runners {
-		for _, tt := range tests {
+		lines := tests
+		if mode != PlanOnly {
+			lines = slices.Concat(tests, inKernel)
+		}
+		for _, tt := range lines {
 			t.Run(mode+" "+tt.line, func(t *testing.T) {
 				t.Parallel()
 				s := mustScenario(t, setup+tt.line+"\n"+web)
@@ -226,13 +252,21 @@ pod web 2001:db8:61:1::5 tcp:80
 `},
 	}
 	for _, tt := range tests {
-		a, err := s.script(s.Families[0], tt.plan)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if have := string(a.Comment); have != tt.want {
+		if have := string(s.script(s.Families[0], tt.plan).Comment); have != tt.want {
 			t.Errorf("plan %t: have\n%swant\n%s", tt.plan, have, tt.want)
 		}
+	}
+}
+
+// TestUnmappedFailsWhereItRuns: a range without a counterpart is a fault of the line, not
+// of the file, and none where a condition leaves the line out.
+func TestUnmappedFailsWhereItRuns(t *testing.T) {
+	r := &Runner{Subject: subject.Subject{Name: "svcproxy"}}
+	text := "# families: 6\n[family:4] node podcidr=192.0.2.0/28\nnode podcidr=192.0.2.0/28\n"
+	s := mustScenario(t, text)
+	res := r.Run(Case{Scenario: s, Mode: PlanOnly, Families: s.Families[0]})
+	if want := "test.txtar:3: "; res.Verdict != Failed || !strings.HasPrefix(res.Detail, want) || !strings.Contains(res.Detail, "192.0.2.0/28") {
+		t.Errorf("%s: %s, want a failure that says %q and the range", res.Verdict, res.Detail, want)
 	}
 }
 

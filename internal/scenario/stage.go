@@ -14,11 +14,12 @@ type stage interface {
 	declared(h *world.Host) error
 	listen(h *world.Host, s world.Server, on bool) error
 	addr(a netip.Addr, add bool) error
+	link(h *world.Host) error // it was cut or joined
 	// nodeAddrs replaces the node's addresses, before start; old are the former.
 	nodeAddrs(old []netip.Addr) error
 	config(fragment []byte) error
 	start(args []string, mustFail bool) error
-	restart(kill bool, mode string) error
+	restart(how restarting) error
 	put(world.Object) error
 	remove(world.Key) error
 	sync(within time.Duration) error

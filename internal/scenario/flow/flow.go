@@ -58,6 +58,9 @@ func Parse(w *world.World, args []string) (*Spec, error) {
 		}
 		args = args[1:]
 	}
+	if len(args) > 0 && strings.Contains(args[0], "=") {
+		return nil, world.Usagef("flag %q: want n=, within=, sport=, every= or sticky", args[0])
+	}
 	if len(args) < 5 || args[3] != "->" {
 		return nil, world.Usagef("want [FLAGS] FROM PROTO ADDR:PORT -> OUTCOME")
 	}
@@ -76,7 +79,7 @@ func Parse(w *world.World, args []string) (*Spec, error) {
 }
 
 func (f *Spec) flag(s string) (ok bool, err error) {
-	k, v, _ := strings.Cut(s, "=")
+	k, v, valued := strings.Cut(s, "=")
 	switch k {
 	case "n":
 		f.n, err = strconv.Atoi(v)
@@ -90,7 +93,9 @@ func (f *Spec) flag(s string) (ok bool, err error) {
 	case "sport":
 		f.Sport, err = ParsePort(v)
 	case "sticky":
-		f.Sticky = true
+		if f.Sticky = true; valued {
+			err = fmt.Errorf("it has no value")
+		}
 	default:
 		return false, nil
 	}
@@ -346,7 +351,7 @@ func (t *tally) sawRight(s Sighting) bool {
 	}
 	a, _ := netip.ParseAddr(t.flow.Want.Src)
 	if a.Is4() && seen.Is6() { // a dual run
-		a, _ = world.Counterpart(a)
+		a = world.Counterpart(a)
 	}
 	return seen == a
 }

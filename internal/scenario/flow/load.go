@@ -24,8 +24,9 @@ type Load struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	mu    sync.Mutex // guards all below
-	ended []request
+	mu     sync.Mutex // guards all below
+	ended  []request
+	closed bool
 }
 
 // request is one that has ended.
@@ -34,12 +35,13 @@ type request struct {
 	error string // "": it was answered
 }
 
-// StartLoad sends rate requests a second, each over a connection of its own.
+// StartLoad sends rate requests a second, each over a connection of its own; fewer on a
+// slow machine, by as much as it is slower (see Patient): there gaps last longer, too.
 func StartLoad(name string, h *lab.Host, d lab.Dialing, rate float64) *Load {
 	ctx, stop := context.WithCancel(context.Background())
 	l := &Load{name: name, stop: stop}
 	l.wg.Go(func() {
-		tick := time.NewTicker(time.Duration(float64(time.Second) / rate))
+		tick := time.NewTicker(Patient(time.Duration(float64(time.Second) / rate)))
 		defer tick.Stop()
 		for {
 			l.wg.Go(func() { l.request(h, d) })
@@ -100,10 +102,20 @@ func (l *Load) Count(excused ...Span) (counted int, failed []string) {
 	return counted, failed
 }
 
+// Ended reports whether the stream has been ended.
+func (l *Load) Ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
 // Close ends the stream.
 func (l *Load) Close() {
 	l.stop()
 	l.wg.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
 }
 
 // ParseRate reads rate=R, requests per second.

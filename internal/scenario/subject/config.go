@@ -106,22 +106,18 @@ func mapSettings(w *world.World, over map[string]any) error {
 		if list, ok := over["nodePortAddresses"].([]any); ok {
 			for _, e := range list[:len(list):len(list)] {
 				s, _ := e.(string)
-				t, isAddr, err := world.Twin(s)
-				if err != nil {
-					return err
-				}
-				if isAddr {
+				for _, t := range world.Twins(s) {
 					list = append(list, t)
 				}
 			}
 			over["nodePortAddresses"] = list
 		}
 		if s, ok := over["clusterCIDR"].(string); ok && !strings.Contains(s, ",") {
-			t, isAddr, err := world.Twin(s)
+			t, err := world.Twin(s)
 			if err != nil {
 				return err
 			}
-			if isAddr {
+			if t != s {
 				over["clusterCIDR"] = s + "," + t
 			}
 		}

@@ -103,10 +103,10 @@ func (w *World) GivenObjects() []Object {
 	out := []Object{w.NodeObject(), cidr}
 	for _, o := range Neighbours {
 		n := newNode(o.Name)
-		for _, p := range MustBoth(o.Pods) {
+		for _, p := range BothRanges(o.Pods) {
 			n.Spec.PodCIDRs = append(n.Spec.PodCIDRs, p.String())
 		}
-		for _, a := range MustPair(o.Addr) {
+		for _, a := range Both(o.Addr) {
 			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
 		}
 		out = append(out, n)

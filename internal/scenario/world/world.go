@@ -1,6 +1,7 @@
 package world
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,6 +19,8 @@ type Host struct {
 	Addrs []netip.Addr // of both families, if the world has IPv6
 	// On is the host whose namespace this one shares; nil: it has its own.
 	On *Host
+	// Cut: its link is down.
+	Cut bool
 	// Serves are the ports with a server that has this host's name.
 	Serves map[Server]bool
 }
@@ -49,6 +52,14 @@ func (h *Host) Addr(v6 bool) (netip.Addr, error) {
 		}
 	}
 	return netip.Addr{}, fmt.Errorf("host %s has no %s address", h.Name, familyName(v6))
+}
+
+// Space is the host whose namespace h has: itself, or the one that it is on.
+func (h *Host) Space() *Host {
+	if h.On != nil {
+		return h.On
+	}
+	return h
 }
 
 func familyName(v6 bool) string {
@@ -90,47 +101,59 @@ type Neighbour struct {
 
 // New returns the world before a script has added anything.
 func New(f Families) *World {
-	w := &World{Families: f, NodeName: "alder", Zone: "z1", PodCIDRs: MustBoth(NodePodCIDR)}
+	w := &World{Families: f, NodeName: "alder", Zone: "z1", PodCIDRs: BothRanges(NodePodCIDR)}
 	w.Hosts = []*Host{
-		{Name: "node", Role: ThisNode, Addrs: MustPair(nodeAddr)},
-		{Name: "router", Role: Router, Addrs: MustPair(RouterAddr)},
+		{Name: "node", Role: ThisNode, Addrs: Both(nodeAddr)},
+		{Name: "router", Role: Router, Addrs: Both(RouterAddr)},
 	}
 	for _, n := range Neighbours {
-		w.Hosts = append(w.Hosts, &Host{Name: n.Name, Role: OtherNode, Addrs: MustPair(n.Addr)})
+		w.Hosts = append(w.Hosts, &Host{Name: n.Name, Role: OtherNode, Addrs: Both(n.Addr)})
 	}
-	w.Hosts = append(w.Hosts, &Host{Name: "probe", Role: Pod, Addrs: MustPair(probeAddr)})
+	w.Hosts = append(w.Hosts, &Host{Name: "probe", Role: Pod, Addrs: Both(probeAddr)})
 	for _, h := range w.Hosts {
 		h.Serves = map[Server]bool{}
 	}
 	return w
 }
 
-// MustPair returns an address of the world and its counterpart.
-func MustPair(a netip.Addr) []netip.Addr {
-	c, err := Counterpart(a)
-	if err != nil {
-		panic(err) // the constants above have counterparts
-	}
-	return []netip.Addr{a, c}
+// Both returns an IPv4 address and its counterpart.
+func Both(a netip.Addr) []netip.Addr { return []netip.Addr{a, Counterpart(a)} }
+
+// BothRanges returns an IPv4 range and those that stand for it: one for each range of
+// the world.
+func BothRanges(p netip.Prefix) []netip.Prefix {
+	return append([]netip.Prefix{p}, counterparts(p)...)
 }
 
-// MustBoth returns a range of the world and its counterpart.
-func MustBoth(p netip.Prefix) []netip.Prefix {
-	c, err := counterpartPrefix(p)
-	if err != nil {
-		panic(err) // as above
+// Severed reports whether h cannot be reached because its link, or that of the node
+// which it is behind, is down.
+func (w *World) Severed(h *Host) bool {
+	h = h.Space()
+	if h.Role != Remote {
+		return h.Cut
 	}
-	return []netip.Prefix{p, c}
+	at, _ := w.Host(BehindOf(h).Name)
+	return h.Cut || at.Cut
+}
+
+// BehindOf returns the node that a remote host is behind: the one to whose range its
+// address belongs, birch if it belongs to neither.
+func BehindOf(h *Host) Neighbour {
+	for _, n := range Neighbours {
+		if slices.ContainsFunc(BothRanges(n.Pods), func(p netip.Prefix) bool { return p.Contains(h.Addrs[0]) }) {
+			return n
+		}
+	}
+	return Neighbours[0]
 }
 
 // Pair completes a list of addresses: a family that is not in it gets the
 // counterpart of the first address.
-func Pair(addrs []netip.Addr) ([]netip.Addr, error) {
+func Pair(addrs []netip.Addr) []netip.Addr {
 	if len(addrs) == 0 || slices.ContainsFunc(addrs, netip.Addr.Is6) {
-		return addrs, nil
+		return addrs
 	}
-	c, err := Counterpart(addrs[0])
-	return append(addrs, c), err
+	return append(addrs, Counterpart(addrs[0]))
 }
 
 // Host finds a host by name; "pod:web" and the node's own name are allowed.
@@ -165,9 +188,7 @@ func (w *World) Declare(r Role, args []string) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.Addrs, err = Pair(addrs); err != nil {
-		return nil, err
-	}
+	h.Addrs = Pair(addrs)
 	for _, a := range h.Addrs {
 		for _, o := range w.Hosts {
 			if o.On != nil || !slices.Contains(o.Addrs, a) {
@@ -214,6 +235,9 @@ func ParseServer(s string) (Server, error) {
 		return Server{}, Usagef("server %q: %v", s, err)
 	}
 	port, err := strconv.ParseUint(n, 10, 16)
+	if err == nil && port == 0 {
+		err = errors.New("want 1 to 65535")
+	}
 	if err != nil {
 		return Server{}, Usagef("server %q: port: %v", s, err)
 	}
@@ -231,17 +255,19 @@ type NodeSettings struct {
 func ParseNodeSettings(args []string) (NodeSettings, error) {
 	var s NodeSettings
 	for _, a := range args {
-		k, v, _ := strings.Cut(a, "=")
+		k, v, ok := strings.Cut(a, "=")
 		var err error
+		if !ok {
+			return s, Usagef("setting %q: want %s=VALUE", a, k)
+		}
 		switch k {
 		case "name":
 			s.Name = &v
 		case "zone":
 			s.Zone = &v
 		case "addr":
-			if s.Addrs, err = ParseAddrs(v); err == nil {
-				s.Addrs, err = Pair(s.Addrs)
-			}
+			s.Addrs, err = ParseAddrs(v)
+			s.Addrs = Pair(s.Addrs)
 		case "podcidr":
 			s.PodCIDRs, err = parseRanges(v)
 		default:
@@ -254,7 +280,7 @@ func ParseNodeSettings(args []string) (NodeSettings, error) {
 	return s, nil
 }
 
-// parseRanges reads ranges and adds the counterpart of a single IPv4 one.
+// parseRanges reads ranges and adds the counterparts of a single IPv4 one.
 func parseRanges(list string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range strings.Split(list, ",") {
@@ -265,8 +291,7 @@ func parseRanges(list string) ([]netip.Prefix, error) {
 		out = append(out, p)
 	}
 	if len(out) == 1 && out[0].Addr().Is4() {
-		c, err := counterpartPrefix(out[0])
-		return append(out, c), err
+		return BothRanges(out[0]), nil
 	}
 	return out, nil
 }
@@ -295,8 +320,7 @@ func (w *World) Targets(s string) ([]Target, error) {
 		if a.Is6() || w.Families != Dual {
 			return []Target{four}, nil
 		}
-		c, err := Counterpart(a)
-		return []Target{four, {true, netip.AddrPortFrom(c, port)}}, err
+		return []Target{four, {true, netip.AddrPortFrom(Counterpart(a), port)}}, nil
 	}
 	var out []Target
 	for _, v6 := range w.nameFamilies(name) {
