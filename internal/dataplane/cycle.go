@@ -32,6 +32,7 @@ type cycle struct {
 	repairs   *rate.Limiter
 	foughtAt  time.Time // last remark on a fight
 	held      map[plan.ID]*held
+	syncs     int  // attempts to bring the kernel to the plan
 	published bool // health ports were handed over once
 	report    report
 }
@@ -41,7 +42,7 @@ const maxRounds = 64
 
 // Repairs of interference come at once, until they come too often.
 const (
-	repairBurst = 5
+	repairBurst = 10 // a firewall service that starts anew flushes several times
 	repairEvery = 10 * time.Second
 	fightEvery  = 10 * time.Minute // between two remarks on the same fight
 )
@@ -247,6 +248,7 @@ func (c *cycle) noteFight(what string) {
 // sync brings the kernel to the newest plan, or says when to try again.
 func (c *cycle) sync(ctx context.Context) {
 	now := time.Now()
+	c.syncs++
 	c.release(now)
 	if !c.owed || c.failures > 0 { // the very first calls bring their own update
 		c.take(c.cfg.Planner.Update())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -20,16 +21,25 @@ const (
 	ReasonFight plan.Reason = "StateFight"
 )
 
+// When what was refused is tried again. What the kernel lacked for a moment is tried
+// sooner: its Service is as good as any other.
 const (
-	firstRelease = 30 * time.Second
-	lastRelease  = 30 * time.Minute
+	firstRelease, lastRelease             = 30 * time.Second, 30 * time.Minute
+	firstMomentRelease, lastMomentRelease = time.Second, 10 * time.Second
 )
+
+// passes reports whether an error is about the moment and not about what was written.
+func passes(err error) bool {
+	return slices.ContainsFunc([]error{syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN, syscall.EBUSY, syscall.EINTR},
+		func(e error) bool { return errors.Is(err, e) })
+}
 
 // held is a Service port in quarantine.
 type held struct {
 	inForce *plan.ServicePort // what the plan has instead of the wanted version
 	trying  bool              // released for one attempt
-	tries   int
+	tries   int               // syncs that ended with it being refused
+	sync    int               // the last of these
 	since   time.Time
 	retry   time.Time
 	err     error
@@ -74,13 +84,23 @@ func (c *cycle) hold(errs []*ObjectError) bool {
 			c.noteRefused(e, good != nil)
 		}
 		h.inForce, h.err, h.trying = good, e.Err, false
-		h.retry = time.Now().Add(backoff(h.tries, firstRelease, lastRelease, c.cfg.Jitter))
-		h.tries++
+		if h.sync != c.syncs { // one sync may meet it several times
+			h.sync, h.retry = c.syncs, time.Now().Add(c.releasePause(h))
+			h.tries++
+		}
 		c.cfg.Planner.Hold(e.ID, good)
 		changed = true
 	}
 	c.tellQuarantine()
 	return changed
+}
+
+// releasePause is how long a Service port that was refused waits for its next attempt.
+func (c *cycle) releasePause(h *held) time.Duration {
+	if passes(h.err) {
+		return backoff(h.tries, firstMomentRelease, lastMomentRelease, c.cfg.Jitter)
+	}
+	return backoff(h.tries, firstRelease, lastRelease, c.cfg.Jitter)
 }
 
 // lastGood is the version of a Service port that is in the kernel, as far as
@@ -113,7 +133,7 @@ func (c *cycle) release(now time.Time) {
 	for id, h := range c.held {
 		if !h.retry.After(now) {
 			h.trying = true
-			h.retry = now.Add(backoff(h.tries, firstRelease, lastRelease, c.cfg.Jitter))
+			h.retry = now.Add(c.releasePause(h))
 			c.cfg.Planner.Release(id)
 		}
 	}

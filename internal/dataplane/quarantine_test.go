@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -186,5 +187,56 @@ func TestForeignObjectError(t *testing.T) {
 		if !b.Synced() {
 			t.Error("not synced")
 		}
+	})
+}
+
+// A Service port that failed because the kernel lacked something for a moment is in force
+// within seconds of the moment's end.
+func TestQuarantineOfAMomentIsShort(t *testing.T) {
+	var able atomic.Bool
+	onBench(t, func(b *bench, _ *Config) {
+		b.world.set(service(tcp("web"), 20, 1), service(tcp("other"), 21, 1))
+		b.kernel.fail = func(_ int, u plan.Update) error {
+			for id := range u.Plan.Services {
+				if id.Name == "web" && !able.Load() {
+					return &ObjectError{ID: id, Err: fmt.Errorf("create real server: %w", syscall.ENOBUFS)}
+				}
+			}
+			return nil
+		}
+	}, func(b *bench) {
+		b.pass(time.Hour)
+		b.wantLines("other 1")
+		able.Store(true)
+		b.pass(lastMomentRelease)
+		b.wantLines("other 1", "web 1")
+		if q := b.Status().Quarantined; len(q) != 0 {
+			t.Errorf("quarantined %+v", q)
+		}
+	})
+}
+
+// A Service port that is refused for several of its objects at once was tried once.
+func TestManyRefusalsAreOneAttempt(t *testing.T) {
+	var able atomic.Bool
+	onBench(t, func(b *bench, _ *Config) {
+		b.world.set(service(tcp("web"), 20, 1))
+		b.kernel.fail = func(_ int, u plan.Update) error {
+			var errs []error
+			for id := range u.Plan.Services {
+				for range 20 {
+					if !able.Load() {
+						errs = append(errs, &ObjectError{ID: id, Err: errors.New("bad mask")})
+					}
+				}
+			}
+			return errors.Join(errs...)
+		}
+	}, func(b *bench) {
+		b.pass(10 * time.Second)
+		b.wantLines()
+		able.Store(true)
+		b.pass(firstRelease)
+		b.wantLines("web 1")
 	})
 }

@@ -378,7 +378,7 @@ func TestFight(t *testing.T) {
 			b.Disturbed("table nat was flushed")
 			b.pass(500 * time.Millisecond)
 		}
-		if c := len(b.kernel.calls()) - n; c < 8 || c > 13 {
+		if c := len(b.kernel.calls()) - n; c < 12 || c > 18 {
 			t.Errorf("%d repairs in a minute", c)
 		}
 		if have := b.rec.reasons(); !slices.Equal(have, []string{"StateFight alder"}) {
