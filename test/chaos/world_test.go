@@ -294,6 +294,7 @@ func (w *world) endLoad(what string) {
 	}
 	if len(failed) > 0 {
 		w.t.Errorf("until %s: %d of %d requests failed while rules were in place, the first %s", what, len(failed), counted, failed[0])
+		w.run("date +%T.%N; conntrack -L -p tcp -d " + strings.Split(steady, ":")[0] + " | grep -v ESTABLISHED; nft list ruleset | grep -c .; ip route; false")
 	}
 }
 
