@@ -205,6 +205,47 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 }
 
+// The virtual servers are listed at the start, after interference and after an error,
+// once for both families, and for no change in between.
+func TestListings(t *testing.T) {
+	r := newRig()
+	b := r.backend(Options{}, plan.Families[:]...)
+	mustList := func(when string, want int) {
+		t.Helper()
+		have := 0
+		for _, op := range r.servers.Ops() {
+			if op.Name == "dump" || op.Name == "list" {
+				have++
+			}
+		}
+		if have != want {
+			t.Errorf("%s: listed %d times, want %d", when, have, want)
+		}
+	}
+	rng := rand.New(rand.NewPCG(8, 8))
+	p := randomPlan(rng, nil, plan.Families[:]...)
+	mustApply(t, b, plan.Update{Plan: p})
+	mustList("at the start", 1)
+	for range 10 {
+		next := randomPlan(rng, p, plan.Families[:]...)
+		mustApply(t, b, difference(p, next))
+		p = next
+	}
+	mustList("for changes", 0)
+	b.Invalidate()
+	mustApply(t, b, plan.Update{Plan: p})
+	mustList("after interference", 1)
+	r.tables.Refuse = func([]nft.Op) error { return &nft.Error{Err: errors.New("refused")} }
+	next := randomPlan(rng, p, plan.Families[:]...)
+	if err := b.Apply(t.Context(), difference(p, next)); err == nil {
+		t.Fatal("Apply succeeds")
+	}
+	r.tables.Refuse = nil
+	r.servers.Ops()
+	mustApply(t, b, plan.Update{Plan: next})
+	mustList("after an error", 1)
+}
+
 // what a real server should be is reconciled, not only that it is there.
 func TestWeightIsRaisedAfterRestart(t *testing.T) {
 	r := newRig()
