@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -8,7 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
 
 // BenchmarkMoreOrLess gives random Services of many one endpoint more or takes one away:
@@ -66,4 +72,52 @@ func scaled(sp *plan.ServicePort, n int) *plan.ServicePort {
 		})
 	}
 	return &out
+}
+
+// BenchmarkBareElements gives the kernel nothing but the elements of the endpoints of a
+// cluster, made before, in commits as large as ours: what a start cannot be faster
+// than. One run has a listener for notifications, as there is one beside every start.
+func BenchmarkBareElements(b *testing.B) {
+	const services, endpoints = 5000, 50
+	for _, listener := range []bool{false, true} {
+		b.Run(fmt.Sprintf("%dx%d/listener=%v", services, endpoints, listener), func(b *testing.B) {
+			k := benchNamespace(b)
+			if listener {
+				c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer c.Close()
+			}
+			table := owned.Tables(plan.IPv4)[0]
+			set := settings{family: plan.IPv4}.coreSets()[setEndpoints]
+			var elements []nft.Element
+			for n := range services {
+				sp := bigService(n, endpoints, 0)
+				fr := front{Frontend: &sp.Frontends[0], key: frontKey(sp.ID.Protocol, &sp.Frontends[0])}
+				for slot, ep := range sp.Pools[plan.Cluster] {
+					_, e := fr.slotElement(plan.Cluster, slot, ep.Addr)
+					elements = append(elements, e)
+				}
+			}
+			commit := func(ops ...nft.Op) {
+				if err := k.Commit(context.Background(), ops); err != nil {
+					b.Fatal(err)
+				}
+			}
+			begin := kernelTime()
+			for b.Loop() {
+				commit(nft.Op{Kind: nft.AddTable, Table: table}, nft.Op{Kind: nft.AddSet, Table: table, Set: set})
+				for chunk := range slices.Chunk(elements, elementsPerCommit) {
+					commit(nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: chunk})
+				}
+				b.StopTimer()
+				at := kernelTime()
+				commit(nft.Op{Kind: nft.DeleteTable, Table: table})
+				begin += kernelTime() - at
+				b.StartTimer()
+			}
+			b.ReportMetric(float64((kernelTime()-begin).Microseconds())/1000/float64(b.N), "kernel-ms/op")
+		})
+	}
 }
