@@ -157,6 +157,9 @@ func writeStatus(w io.Writer, s status) error {
 	if len(s.Takeover.InForce) > 0 {
 		line("other modes", "still in force: %s", strings.Join(s.Takeover.InForce, ", "))
 	}
+	if s.Takeover.Draining != "" {
+		line("other modes", "%s", s.Takeover.Draining)
+	}
 	for _, q := range s.Loop.Quarantined {
 		line("quarantined", "%s %s %s since %s: %s", q.Service, q.Protocol, q.Family, q.Since.Format(time.RFC3339), q.Error)
 	}

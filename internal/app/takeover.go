@@ -24,7 +24,11 @@ func (p *proxy) newTakeover(c *config.Config, backend dataplane.Backend) *takeov
 			}
 			continue
 		}
-		o := takeover.Other{Name: m.Name, Remove: func(ctx context.Context) error { return m.Cleanup(ctx, env) }}
+		remove := m.Cleanup
+		if m.HandOver != nil {
+			remove = m.HandOver
+		}
+		o := takeover.Other{Name: m.Name, Remove: func(ctx context.Context) error { return remove(ctx, env) }}
 		if m.InForce != nil {
 			o.InForce = func(ctx context.Context) (bool, error) { return m.InForce(ctx, env) }
 		}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
@@ -110,10 +111,27 @@ type Mode struct {
 	// CleanupOwn removes svcproxy's objects and leaves those of a kube-proxy in the same
 	// mode. nil: both use the same ones, or there are none of svcproxy alone.
 	CleanupOwn func(context.Context, Env) error
-	// InForce reports whether packets may still pass objects of the mode, svcproxy's
+	// HandOver is Cleanup once another mode has taken over, for one whose objects open
+	// connections need: new flows are the other mode's at once, and until the last
+	// connection has ended or had its time it returns a *Draining and is called again.
+	// nil: Cleanup does.
+	HandOver func(context.Context, Env) error
+	// InForce reports whether new flows may still pass objects of the mode, svcproxy's
 	// or kube-proxy's. nil: it cannot be told.
 	InForce func(context.Context, Env) (bool, error)
 	// CleanupKubeProxy removes what a kube-proxy in this mode has left, but for what
 	// svcproxy has taken over. nil: there is nothing that could be told apart.
 	CleanupKubeProxy func(context.Context, Env) error
+}
+
+// Draining says that open connections still need objects of a mode that is not in force
+// any more.
+type Draining struct {
+	Mode        string
+	Connections int
+	Until       time.Time // when they end at the latest
+}
+
+func (d *Draining) Error() string {
+	return fmt.Sprintf("%d open connections of mode %s may go on until %s", d.Connections, d.Mode, d.Until.Format(time.RFC3339))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
 
@@ -39,7 +40,7 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 	entries, err := k.routing.List(ctx)
 	errs = append(errs, err)
 	for _, e := range entries {
-		if e.Table == route.SteerTable || e.In == "lo" && e.Table == route.MainTable {
+		if e.Table == route.SteerTable || e.In == "lo" && e.Table == route.MainTable || e.Source.IsValid() {
 			errs = append(errs, k.routing.Delete(ctx, e))
 		}
 	}
@@ -71,7 +72,7 @@ func cleanupKubeProxy(ctx context.Context, env dataplane.Env, o Options, k kerne
 }
 
 // ourServers lists our virtual servers.
-func ourServers(ctx context.Context, o Options, k kernel) ([]ipvs.Key, error) {
+func ourServers(ctx context.Context, o Options, k kernel) ([]ipvs.Entry, error) {
 	if !k.hasServers() {
 		return nil, nil
 	}
@@ -103,21 +104,17 @@ func ourServers(ctx context.Context, o Options, k kernel) ([]ipvs.Key, error) {
 			recorded[key] = true
 		}
 	}
-	var out []ipvs.Key
-	for _, e := range all {
-		if recorded[e.Key] || onDevice[e.Addr.Addr()] && !o.excluded(e.Key) {
-			out = append(out, e.Key)
-		}
-	}
-	return out, nil
+	return slices.DeleteFunc(all, func(e ipvs.Entry) bool {
+		return !recorded[e.Key] && !(onDevice[e.Addr.Addr()] && !o.excluded(e.Key))
+	}), nil
 }
 
 // removeServers deletes virtual servers.
-func removeServers(env dataplane.Env, k kernel, servers []ipvs.Key) error {
+func removeServers(env dataplane.Env, k kernel, servers []ipvs.Entry) error {
 	removed := 0
 	var errs []error
-	for _, key := range servers {
-		if err := k.servers.DeleteServer(key); err != nil && !errors.Is(err, ipvs.ErrNoServer) {
+	for i := range servers {
+		if err := k.servers.DeleteServer(servers[i].Key); err != nil && !errors.Is(err, ipvs.ErrNoServer) {
 			errs = append(errs, err)
 			continue
 		}
@@ -129,17 +126,33 @@ func removeServers(env dataplane.Env, k kernel, servers []ipvs.Key) error {
 	return errors.Join(errs...)
 }
 
-// inForce reports whether packets may pass objects of the mode, ours or kube-proxy's.
+// inForce reports whether new flows may pass objects of the mode, ours or kube-proxy's.
 func inForce(ctx context.Context, k kernel) (bool, error) {
+	yes, err := takesFlows(ctx, k)
+	return yes, errors.Join(err, k.close())
+}
+
+func takesFlows(ctx context.Context, k kernel) (bool, error) {
+	left := false
 	for _, f := range plan.Families {
-		exists, err := k.tables.Exists(ctx, table.Of(f))
-		if exists || err != nil && !nft.Lacks(err) {
-			return exists, errors.Join(err, k.close())
+		c, err := shape(ctx, k, f)
+		if err != nil || c != nil && !table.IsGivenUp(c) {
+			return err == nil, err
 		}
+		left = left || c != nil
 	}
 	addrs, err := k.device.Addrs()
 	if errors.Is(err, host.ErrNoDevice) {
 		err = nil
 	}
-	return len(addrs) > 0, errors.Join(err, k.close())
+	return !left && len(addrs) > 0, err
+}
+
+// shape reads a table without what grows; nil if there is none.
+func shape(ctx context.Context, k kernel, f plan.Family) (*nft.Contents, error) {
+	c, err := k.tables.ReadSome(ctx, table.Of(f), func(*nft.Set) bool { return false })
+	if errors.Is(err, nft.ErrNoTable) || nft.Lacks(err) {
+		return nil, nil
+	}
+	return c, err
 }

@@ -50,6 +50,7 @@ func (o Options) drainTimeout() time.Duration { return cmp.Or(o.DrainTimeout, de
 
 // Mode returns the mode.
 func Mode(o Options) dataplane.Mode {
+	h := &handover{}
 	return dataplane.Mode{
 		Name:      Name,
 		Supported: func(ctx context.Context) error { return Supports(ctx, plan.IPv4) },
@@ -58,8 +59,14 @@ func Mode(o Options) dataplane.Mode {
 			return newBackend(env, o, newKernel()), nil
 		},
 		Cleanup:          func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, o, newKernel()) },
+		HandOver:         func(ctx context.Context, env dataplane.Env) error { return h.next(ctx, env, o, newKernel()) },
 		CleanupKubeProxy: func(ctx context.Context, env dataplane.Env) error { return cleanupKubeProxy(ctx, env, o, newKernel()) },
-		InForce:          func(ctx context.Context, _ dataplane.Env) (bool, error) { return inForce(ctx, newKernel()) },
+		InForce: func(ctx context.Context, _ dataplane.Env) (bool, error) {
+			if h.underWay() { // of kube-proxy's objects it cannot be told
+				return false, nil
+			}
+			return inForce(ctx, newKernel())
+		},
 	}
 }
 

@@ -57,11 +57,14 @@ func (f *family) readBack(listed []ipvs.Entry) error {
 	if err != nil {
 		return err
 	}
+	if err := f.takeBack(entries); err != nil {
+		return err
+	}
 	f.steering = true
 	for _, e := range f.routes() {
 		f.steering = f.steering && slices.Contains(entries, e)
 	}
-	f.inForce = f.hasTable || hasDevice && len(addrs) > 0
+	f.inForce = held != nil && !table.IsGivenUp(held) || held == nil && hasDevice && len(addrs) > 0
 	f.known = true
 	return nil
 }
@@ -111,7 +114,7 @@ func (f *family) fits(c *nft.Contents) bool {
 // load takes over what a table holds.
 func (f *family) load(c *nft.Contents) {
 	for name, ch := range c.Chains {
-		f.hooked = f.hooked || ch.Hook != nil
+		f.hooked = f.hooked || ch.Hook != nil && !table.IsGivenUp(c)
 		f.objects[name] = &entry{Object: nft.Object{Chain: &ch.Chain}, exists: true, sum: nft.ChainSum(&ch.Chain, ch.Rules)}
 		f.touched[name] = struct{}{}
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -44,7 +45,8 @@ func (b *backend) watch(ctx context.Context, ready []chan struct{}, disturbed fu
 		func() error { return b.compareServers(ctx, disturbed) },
 	}
 	if b.k.host != nil {
-		watchers = append(watchers, func() error { return b.keepHostOpen(ctx, ready[3]) })
+		keeper := hostfilter.Keeper{Tables: b.k.tables, Host: b.k.host, Families: b.env.Families, Mark: b.env.Mark(), Log: b.env.Log}
+		watchers = append(watchers, func() error { return keeper.Run(ctx, ready[3]) })
 	}
 	ended := make(chan error, len(watchers))
 	for _, w := range watchers {

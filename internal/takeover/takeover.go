@@ -44,7 +44,9 @@ type Other struct {
 	// InForce reports whether packets may pass its objects; nil: it cannot be told,
 	// and they are expected to.
 	InForce func(context.Context) (bool, error)
-	// Remove removes all of them; harmless if there are none.
+	// Remove removes all of them; harmless if there are none. A *dataplane.Draining says
+	// that new flows do not pass them any more, while open connections do: it is called
+	// again.
 	Remove func(context.Context) error
 }
 
@@ -98,6 +100,9 @@ type Status struct {
 	InForce []string `json:"otherModesInForce,omitempty"`
 	// Error is why they are.
 	Error string `json:"error,omitempty"`
+	// Draining says which connections still need objects of other modes, which are not in
+	// force.
+	Draining string `json:"draining,omitempty"`
 	// KubeProxy describes a kube-proxy that runs on this node.
 	KubeProxy string `json:"kubeProxy,omitempty"`
 }
@@ -107,6 +112,7 @@ type Takeover struct {
 	cfg   Config // immutable after New
 	begun chan struct{}
 	once  sync.Once
+	told  string // of an attempt that succeeded; of Run alone
 
 	mu      sync.Mutex // guards all below
 	node    *plan.Node
@@ -243,9 +249,12 @@ func (t *Takeover) attempt(ctx context.Context, rival *Rival, ended bool) error 
 			return errRival
 		}
 	}
-	errs := []error{}
+	var errs []error
+	var draining *dataplane.Draining
 	for _, o := range t.cfg.Others {
-		if err := o.Remove(ctx); err != nil {
+		if err := o.Remove(ctx); errors.As(err, &draining) {
+			t.cfg.Log.Debug("objects of another mode stay for a while", "mode", o.Name, "why", err)
+		} else if err != nil {
 			errs = append(errs, fmt.Errorf("remove the objects of mode %s: %w", o.Name, err))
 		}
 	}
@@ -258,8 +267,16 @@ func (t *Takeover) attempt(ctx context.Context, rival *Rival, ended bool) error 
 		return err
 	}
 	t.update(func(s *Status) { s.InForce = nil })
-	if len(inForce) > 0 {
-		t.cfg.Tell(ReasonVerified, false, fmt.Sprintf("mode %s passed its self-probe; the objects of %s were removed", t.cfg.Mode, strings.Join(inForce, ", ")))
+	text := fmt.Sprintf("mode %s passed its self-probe; the objects of %s were removed", t.cfg.Mode, strings.Join(inForce, ", "))
+	if draining != nil {
+		text += fmt.Sprintf(", but for what open connections of mode %s need", draining.Mode)
+	}
+	if len(inForce) > 0 && text != t.told {
+		t.told = text
+		t.cfg.Tell(ReasonVerified, false, text)
+	}
+	if draining != nil {
+		return draining
 	}
 	return nil
 }
@@ -348,13 +365,15 @@ func (t *Takeover) tellRival(was, now *Rival) (ended bool) {
 
 // tellAttempt remembers how an attempt went and tells what is new.
 func (t *Takeover) tellAttempt(err error) {
-	text := ""
-	if err != nil {
+	text, drains := "", ""
+	if draining, ok := errors.AsType[*dataplane.Draining](err); ok {
+		drains, err = draining.Error(), nil
+	} else if err != nil {
 		text = err.Error()
 	}
 	t.mu.Lock()
 	was := t.status.Error
-	t.status.Error = text
+	t.status.Error, t.status.Draining = text, drains
 	t.mu.Unlock()
 	switch {
 	case err == nil || was == text:

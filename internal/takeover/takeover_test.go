@@ -179,6 +179,37 @@ func TestOldModeGoesAfterTheProbe(t *testing.T) {
 	})
 }
 
+// What open connections need of the old mode goes when they have ended; until then the
+// new one is alone nevertheless.
+func TestOldModeDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		open := 2
+		remove := n.takeover.cfg.Others[0].Remove
+		n.takeover.cfg.Others[0].Remove = func(ctx context.Context) error {
+			err := remove(ctx)
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			if open > 0 {
+				err = errors.Join(&dataplane.Draining{Mode: "old", Connections: open})
+			}
+			return err
+		}
+		n.run()
+		n.mustDo(time.Second/2, "hold", "release", "remove old", "remove leftovers", "tell ModeVerified")
+		s := n.takeover.Status()
+		if len(s.InForce) > 0 || n.takeover.Problem() != "" || !strings.Contains(s.Draining, "2 open connections of mode old") {
+			t.Errorf("the status is %+v, the problem %q", s, n.takeover.Problem())
+		}
+		n.mustDo(time.Second, "remove old")
+		n.set(func() { open = 0 })
+		n.mustDo(time.Hour, "remove old")
+		if s := n.takeover.Status(); s.Draining != "" {
+			t.Errorf("the status is %+v", s)
+		}
+	})
+}
+
 func TestNothingIsProbedWhereNoOtherModeIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)

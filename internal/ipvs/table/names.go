@@ -59,6 +59,8 @@ const (
 	chainReject      = "reject-it"
 	// ChainRetired is where frontends lead that are gone, while old flows go on.
 	ChainRetired = "retired"
+	// chainGivenUp says that new flows are another mode's: see [GiveUp].
+	chainGivenUp = "given-up"
 )
 
 // Prefixes of chains and sets that come and go.

@@ -2,6 +2,7 @@ package route
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"sync"
 )
@@ -10,6 +11,8 @@ import (
 type Fake struct {
 	// Refuse, if set, is asked before each change and may refuse it.
 	Refuse func(Entry) error
+	// Source4 and Source6 are the addresses from which the host sends.
+	Source4, Source6 netip.Addr
 
 	mu       sync.Mutex // guards all below
 	entries  []Entry
@@ -68,6 +71,14 @@ func (f *Fake) Delete(_ context.Context, e Entry) error {
 		w(what)
 	}
 	return nil
+}
+
+// From implements Routing.
+func (f *Fake) From(to netip.Addr) (netip.Addr, error) {
+	if to.Is4() {
+		return f.Source4, nil
+	}
+	return f.Source6, nil
 }
 
 // Watch implements Routing.

@@ -50,7 +50,8 @@ func list() ([]Entry, error) {
 		}
 		for i := range routes {
 			if p, ok := prefixOf(family, routes[i].Dst); ok {
-				out = append(out, Entry{Local: p, Table: uint32(routes[i].Table)})
+				source, _ := netip.AddrFromSlice(routes[i].Src) // unset if there is none
+				out = append(out, Entry{Local: p, Table: uint32(routes[i].Table), Source: source.Unmap()})
 			}
 		}
 		rules, err := netlink.RuleList(family)
@@ -101,7 +102,7 @@ func (Kernel) Add(_ context.Context, e Entry) error {
 	if e.IsRoute() {
 		var r *netlink.Route
 		if r, err = e.route(); err == nil {
-			err = netlink.RouteAdd(r)
+			err = addRoute(r)
 		}
 	} else {
 		err = netlink.RuleAdd(e.rule())
@@ -110,6 +111,40 @@ func (Kernel) Add(_ context.Context, e Entry) error {
 		return nil
 	}
 	return fmt.Errorf("add %s: %w", e, err)
+}
+
+// addRoute adds a route; one with a source in place of the kernel's own.
+func addRoute(r *netlink.Route) error {
+	switch {
+	case r.Src == nil:
+		return netlink.RouteAdd(r)
+	case r.Dst.IP.To4() != nil:
+		return netlink.RouteReplace(r)
+	}
+	// The kernel's own has a better metric, which no other can have: both are there for
+	// a moment.
+	err := netlink.RouteAdd(r)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	err = netlink.RouteDel(&netlink.Route{Dst: r.Dst, Table: r.Table, Type: r.Type, Protocol: unix.RTPROT_KERNEL})
+	if errors.Is(err, unix.ESRCH) {
+		err = nil
+	}
+	return err
+}
+
+// From implements Routing.
+func (Kernel) From(to netip.Addr) (netip.Addr, error) {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+		return netip.Addr{}, nil
+	}
+	if err != nil || len(routes) == 0 {
+		return netip.Addr{}, fmt.Errorf("find the way to %s: %w", to, err)
+	}
+	a, _ := netip.AddrFromSlice(routes[0].Src) // unset if there is none
+	return a.Unmap(), nil
 }
 
 // Delete implements Routing.
@@ -144,6 +179,9 @@ func (e Entry) route() (*netlink.Route, error) {
 	}
 	if p.Addr().Is6() {
 		r.Scope = netlink.SCOPE_UNIVERSE // IPv6 routes have none
+	}
+	if e.Source.IsValid() {
+		r.Src = e.Source.AsSlice()
 	}
 	return r, nil
 }

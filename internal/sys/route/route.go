@@ -26,7 +26,7 @@ const (
 )
 
 // SteerTable is the table of ipvs mode, which settles its entries by itself: [Settle]
-// leaves them, and rules from lo to MainTable, alone.
+// leaves them, rules from lo to MainTable, and routes with a source alone.
 const SteerTable = 11500
 
 // Entry is a route or a rule. It is comparable.
@@ -36,6 +36,10 @@ type Entry struct {
 	Local netip.Prefix
 	// Table is the routing table in which the route is, or to which the rule leads.
 	Table uint32
+	// Source, if valid, is of a route to one address in LocalTable: the host's own new
+	// connections to the address begin at this one instead of the same. The route takes
+	// the place of the kernel's, which does not come back with its deletion.
+	Source netip.Addr
 
 	// The rest is of a rule only.
 	V6       bool
@@ -68,7 +72,11 @@ func (e Entry) String() string {
 		ip = "ip -6"
 	}
 	if e.IsRoute() {
-		return fmt.Sprintf("%s route local %s dev lo table %d proto %d", ip, e.Local, e.Table, Protocol)
+		route := fmt.Sprintf("%s route local %s dev lo table %d proto %d", ip, e.Local, e.Table, Protocol)
+		if e.Source.IsValid() {
+			route += " src " + e.Source.String()
+		}
+		return route
 	}
 	rule := fmt.Sprintf("%s rule pref %d", ip, e.Priority)
 	if e.Mark != 0 {
@@ -94,6 +102,9 @@ type Routing interface {
 	Add(ctx context.Context, e Entry) error
 	// Delete deletes an entry; one that is not there is no error.
 	Delete(ctx context.Context, e Entry) error
+	// From is the address that the host would send from to another; unset if there is
+	// no way to it.
+	From(to netip.Addr) (netip.Addr, error)
 	// Watch calls gone for each of our entries that is deleted, by whomever, until
 	// ctx ends, and returns why it ended. ready is closed once it looks.
 	Watch(ctx context.Context, ready chan<- struct{}, gone func(what string)) error
@@ -112,7 +123,7 @@ func Settle(ctx context.Context, r Routing, want []Entry) (changes []string, err
 	}
 	var surplus []Entry
 	for _, e := range have {
-		if !missing[e] && e.Table != SteerTable && !(e.In == "lo" && e.Table == MainTable) {
+		if !missing[e] && e.Table != SteerTable && !(e.In == "lo" && e.Table == MainTable) && !e.Source.IsValid() {
 			surplus = append(surplus, e)
 		}
 		delete(missing, e)

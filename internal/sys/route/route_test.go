@@ -184,3 +184,73 @@ func TestWatch(t *testing.T) {
 		}
 	}
 }
+
+// A route with a source takes the place of the kernel's own, so that new connections of
+// the host begin elsewhere while those that began at the address go on.
+func TestSource(t *testing.T) {
+	inNamespace(t)
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ own, vip netip.Addr }{
+		{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("10.62.0.20")},
+		{netip.MustParseAddr("2001:db8:1::11"), netip.MustParseAddr("2001:db8:62::20")},
+	} {
+		for _, a := range []netip.Addr{c.own, c.vip} {
+			flags := 0
+			if a.Is6() {
+				flags = unix.IFA_F_NODAD
+			}
+			ip := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+			if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: ip, Flags: flags}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l, err := net.Listen("tcp", netip.AddrPortFrom(c.vip, 80).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		from := func() (netip.Addr, net.Conn, net.Conn) {
+			t.Helper()
+			client, err := net.Dial("tcp", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			server, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return netip.MustParseAddrPort(client.LocalAddr().String()).Addr(), client, server
+		}
+		old, client, server := from()
+		if old != c.vip {
+			t.Errorf("without a route of ours connections begin at %s, want %s", old, c.vip)
+		}
+		if have, err := (Kernel{}).From(c.vip); err != nil || have != c.vip {
+			t.Errorf("From: %s, %v", have, err)
+		}
+		e := Entry{Local: netip.PrefixFrom(c.vip, c.vip.BitLen()), Table: LocalTable, Source: c.own}
+		for range 2 {
+			if err := (Kernel{}).Add(t.Context(), e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if have, _, _ := from(); have != c.own {
+			t.Errorf("connections begin at %s, want %s", have, c.own)
+		}
+		if _, err := client.Write([]byte("x")); err != nil {
+			t.Error(err)
+		}
+		if n, err := server.Read(make([]byte, 1)); n != 1 {
+			t.Errorf("an open connection ended: %v", err)
+		}
+		if have, err := (Kernel{}).List(t.Context()); err != nil || !slices.Equal(have, []Entry{e}) {
+			t.Errorf("listed are %v, %v", have, err)
+		}
+		if err := (Kernel{}).Delete(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
