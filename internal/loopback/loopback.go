@@ -24,6 +24,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay"
+	"github.com/svcproxy/svcproxy/internal/relay/handover"
 )
 
 // Reasons of the forwarder's remarks.
@@ -60,7 +61,7 @@ type Forwarder struct {
 
 	// Of Run's goroutine alone.
 	relay     *relay.Relay
-	inherited *relay.Inheritance
+	inherited *handover.Inheritance
 	ports     map[plan.ID]*nodePort
 }
 
@@ -154,14 +155,14 @@ func (f *Forwarder) Run(ctx context.Context) {
 			continue
 		}
 		if f.inherited != nil {
-			if err := f.inherited.Done(); err != nil {
+			if err := f.relay.Succeed(); err != nil {
 				f.cfg.Log.Warn("the predecessor does not say that it has stopped accepting on loopback", "err", err)
 			}
 			f.inherited = nil
 		}
 		if !offering {
 			offering = true
-			go f.relay.OfferUntil(offer, handoverPath, given)
+			go f.relay.OfferUntil(offer, handoverPath, given, nil)
 		}
 	}
 }
@@ -314,7 +315,7 @@ func (f *Forwarder) follow(ctx context.Context, id plan.ID, p *nodePort) bool {
 
 // start starts the relay, with what a predecessor left.
 func (f *Forwarder) start(ctx context.Context) error {
-	in, err := relay.Inherit(ctx, handoverPath)
+	in, err := handover.Inherit(ctx, handoverPath)
 	if err != nil {
 		f.cfg.Log.Warn("a predecessor's sockets on loopback cannot be taken over", "err", err)
 	}

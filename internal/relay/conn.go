@@ -130,7 +130,7 @@ func (c *conn) try() {
 func (c *conn) dialing(e *balance.Endpoint) socket.Dialing {
 	d := socket.Dialing{To: e.Addr, Mark: c.loop.relay.opts.Mark, Options: c.loop.relay.stream}
 	if keepsClient(c.client.Addr(), e.Addr.Addr(), c.route, c.service.balancer.Policy()) {
-		d.From = c.client.Addr()
+		d.From, d.Ports = c.client.Addr(), c.loop.ports
 	}
 	return d
 }

@@ -2,9 +2,10 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/relay/handover"
 )
 
 func TestASuccessorTakesTheSocketsWithoutAnInterruption(t *testing.T) {
@@ -23,84 +25,175 @@ func TestASuccessorTakesTheSocketsWithoutAnInterruption(t *testing.T) {
 	}
 }
 
+// heir is one of two processes that serve the same Services.
+type heir struct {
+	*Relay
+	web, dns *Service
+	at       map[plan.Protocol]netip.AddrPort
+}
+
+// newHeir serves on free ports, or on those of another.
+func newHeir(t *testing.T, in *handover.Inheritance, before *heir, tcp, udp []netip.AddrPort) *heir {
+	t.Helper()
+	h := &heir{Relay: mustStart(t, Options{Inherited: in, UDPTimeout: time.Minute}), at: map[plan.Protocol]netip.AddrPort{}}
+	h.web, h.dns = h.NewService("default/web"), h.NewService("default/dns")
+	web, dns := servicePort(tcp...), udpPort(udp...)
+	web.Affinity = time.Hour
+	h.web.Update(web)
+	h.dns.Update(dns)
+	for p, s := range map[plan.Protocol]*Service{plan.TCP: h.web, plan.UDP: h.dns} {
+		at := mustAddrPort("127.0.0.1:0")
+		if before != nil {
+			at = before.at[p]
+		}
+		ln, err := h.Listen(ListenConfig{Key: "default/" + s.Name(), Protocol: p, Addr: at, Router: forward(s)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.at[p] = ln.Addr()
+	}
+	return h
+}
+
+// mustInherit waits for who offers at path.
+func mustInherit(t *testing.T, path string) *handover.Inheritance {
+	t.Helper()
+	var in *handover.Inheritance
+	eventually(t, "the predecessor offers", func() bool {
+		var err error
+		if in, err = handover.Inherit(context.Background(), path); err != nil {
+			t.Fatal(err)
+		}
+		return in != nil
+	})
+	return in
+}
+
 func handOver(t *testing.T, path string) {
 	ctx := context.Background()
-	tcp, udp := mustServe(t, echo), mustServeUDP(t, "")
-	serve := func(r *Relay, addrs map[plan.Protocol]string) (*Service, *Service, map[plan.Protocol]*Listener) {
-		web, dns := r.NewService("default/web"), r.NewService("default/dns")
-		web.Update(servicePort(tcp))
-		dns.Update(udpPort(udp))
-		listeners := map[plan.Protocol]*Listener{}
-		for p, s := range map[plan.Protocol]*Service{plan.TCP: web, plan.UDP: dns} {
-			ln, err := r.Listen(ListenConfig{Key: "default/" + s.Name(), Protocol: p, Addr: mustAddrPort(addrs[p]), Router: forward(s)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			listeners[p] = ln
-		}
-		return web, dns, listeners
-	}
-	old := mustStart(t, Options{UDPTimeout: time.Minute})
-	oldWeb, _, listeners := serve(old, map[plan.Protocol]string{plan.TCP: "127.0.0.1:0", plan.UDP: "127.0.0.1:0"})
-	at := map[plan.Protocol]string{}
-	for p, ln := range listeners {
-		at[p] = ln.Addr().String()
-	}
-	offered := make(chan error, 1)
-	go func() { offered <- old.Offer(ctx, path) }()
-	kept := mustDial(t, listeners[plan.TCP].Addr())
-	mustExchange(t, kept, "before")
+	tcp := []netip.AddrPort{mustServe(t, name("a")), mustServe(t, name("b")), mustServe(t, name("c"))}
+	udp := []netip.AddrPort{mustServeUDP(t, "a"), mustServeUDP(t, "b"), mustServeUDP(t, "c")}
+	old := newHeir(t, nil, nil, tcp, udp)
+	at := old.at
+	offered := make(chan struct{})
+	go old.OfferUntil(ctx, path, offered, nil)
+	kept := mustDial(t, at[plan.TCP])
+	sticksTo := mustRead(t, kept)
+	flow := mustDialUDP(t, at[plan.UDP])
+	answer := mustAsk(t, flow, "x")
 
 	var stop atomic.Bool
 	connects := make(chan error, 1)
 	go func() { // new connections all the time
 		var err error
 		for !stop.Load() && err == nil {
-			err = exchange(at[plan.TCP])
+			err = exchange(at[plan.TCP].String())
 		}
 		connects <- err
 	}()
 
-	var in *Inheritance
-	eventually(t, "the predecessor offers", func() bool {
-		var err error
-		if in, err = Inherit(ctx, path); err != nil {
-			t.Fatal(err)
-		}
-		return in != nil
-	})
-	if got := in.Addrs("default/default/web", plan.TCP); len(got) != 1 || got[0] != listeners[plan.TCP].Addr() {
+	in := mustInherit(t, path)
+	if got := in.Addrs("default/default/web", plan.TCP); len(got) != 1 || got[0] != at[plan.TCP] {
 		t.Errorf("inherited for web: %v", got)
 	}
-	young := mustStart(t, Options{Inherited: in, UDPTimeout: time.Minute})
-	youngWeb, youngDNS, _ := serve(young, at)
-	if err := in.Done(); err != nil {
+	young := newHeir(t, in, old, tcp, udp)
+	if err := young.Succeed(); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-offered; err != nil {
-		t.Errorf("the predecessor: %v", err)
-	}
-	before := oldWeb.Figures().Total
+	<-offered
+	before := old.web.Figures().Total
 	for range 20 {
-		if err := exchange(at[plan.TCP]); err != nil {
-			t.Error(err)
+		if got := mustRead(t, mustDial(t, at[plan.TCP])); got != sticksTo {
+			t.Errorf("the client sticks to %q and was connected to %q", sticksTo, got)
 		}
 	}
 	stop.Store(true)
 	if err := <-connects; err != nil {
 		t.Errorf("a connection during the handover: %v", err)
 	}
-	if now := oldWeb.Figures().Total; now != before {
+	if now := old.web.Figures().Total; now != before {
 		t.Errorf("the predecessor took %d connections afterwards", now-before)
 	}
-	if youngWeb.Figures().Total < 20 {
-		t.Errorf("the successor has taken %d connections", youngWeb.Figures().Total)
+	if young.web.Figures().Total < 20 {
+		t.Errorf("the successor has taken %d connections", young.web.Figures().Total)
 	}
-	mustAsk(t, mustDialUDP(t, mustAddrPort(at[plan.UDP])), "x")
-	if youngDNS.Figures().Total != 1 {
-		t.Error("the successor has no flow")
+	for range 3 {
+		if got := mustAsk(t, flow, "x"); got != answer {
+			t.Errorf("the flow's endpoint answered %q before and %q now", answer, got)
+		}
+	}
+	if f := young.dns.Figures(); f.Total != 1 || f.Open != 1 || old.dns.Figures().Open != 0 {
+		t.Errorf("the successor has had %d flows, want the one of the predecessor", f.Total)
 	}
 	mustExchange(t, kept, "the predecessor's connections go on")
+}
+
+// name serves by saying who it is, and then what the client says.
+func name(who string) func(*net.TCPConn) {
+	return func(c *net.TCPConn) {
+		_, _ = c.Write([]byte(who))
+		echo(c)
+	}
+}
+
+// mustRead reads one byte.
+func mustRead(t *testing.T, c net.Conn) string {
+	t.Helper()
+	var b [1]byte
+	if _, err := io.ReadFull(c, b[:]); err != nil {
+		t.Fatal(err)
+	}
+	return string(b[:])
+}
+
+// What is inherited is served by the predecessor alone until the successor takes over,
+// and by the successor if the predecessor dies in between.
+func TestInheritedSocketsWait(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "relay.sock")
+	tcp, udp := []netip.AddrPort{mustServe(t, name("a"))}, []netip.AddrPort{mustServeUDP(t, "a")}
+	old := newHeir(t, nil, nil, tcp, udp)
+	offering, die := context.WithCancel(context.Background())
+	go old.OfferUntil(offering, path, make(chan struct{}), nil)
+	young := newHeir(t, mustInherit(t, path), old, tcp, udp)
+	for range 20 {
+		mustRead(t, mustDial(t, old.at[plan.TCP]))
+		mustAsk(t, mustDialUDP(t, old.at[plan.UDP]), "x")
+	}
+	if n := young.web.Figures().Total + young.dns.Figures().Total; n > 0 {
+		t.Errorf("the successor took %d flows already", n)
+	}
+	die()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = old.Shutdown(ctx)
+	if err := young.Succeed(); err == nil {
+		t.Error("the dead predecessor has said that it has stopped")
+	}
+	mustRead(t, mustDial(t, old.at[plan.TCP]))
+	mustAsk(t, mustDialUDP(t, old.at[plan.UDP]), "x")
+}
+
+// A successor that serves in another way has the predecessor retire, more than once.
+func TestRetire(t *testing.T) {
+	ctx := context.Background()
+	path := filepath.Join(t.TempDir(), "relay.sock")
+	if there, err := handover.Retire(ctx, path); there || err != nil {
+		t.Errorf("without a predecessor: %t, %v", there, err)
+	}
+	r := mustStart(t, Options{})
+	var retired atomic.Int32
+	offering, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go r.OfferUntil(offering, path, make(chan struct{}), func() error { retired.Add(1); return nil })
+	mustInherit(t, path).Abandon() // it offers now
+	for range 2 {
+		if there, err := handover.Retire(ctx, path); !there || err != nil {
+			t.Errorf("asked to retire: %t, %v", there, err)
+		}
+	}
+	if retired.Load() != 2 {
+		t.Errorf("asked %d times, want 2", retired.Load())
+	}
 }
 
 // exchange makes a connection, and uses it.
@@ -120,36 +213,30 @@ func exchange(at string) error {
 
 func TestASuccessorThatBreaksOffChangesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	path := filepath.Join(t.TempDir(), "relay.sock")
-	if in, err := Inherit(ctx, path); in != nil || err != nil {
+	if in, err := handover.Inherit(ctx, path); in != nil || err != nil {
 		t.Errorf("without a predecessor: %v, %v", in, err)
 	}
-	r := mustStart(t, Options{})
-	s := r.NewService("default/web")
-	s.Update(servicePort(mustServe(t, echo)))
-	ln, err := r.Listen(ListenConfig{Key: "web", Protocol: plan.TCP, Addr: mustAddrPort("127.0.0.1:0"), Router: forward(s)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	offered := make(chan error, 1)
-	go func() { offered <- r.Offer(ctx, path) }()
+	h := newHeir(t, nil, nil, []netip.AddrPort{mustServe(t, echo)}, []netip.AddrPort{mustServeUDP(t, "")})
+	ended, given := make(chan struct{}), make(chan struct{})
+	go func() {
+		h.OfferUntil(ctx, path, given, nil)
+		close(ended)
+	}()
 	for range 2 {
-		var in *Inheritance
-		eventually(t, "the relay offers", func() bool {
-			in, err = Inherit(ctx, path)
-			return in != nil || err != nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		in.abandon()
+		mustInherit(t, path).Abandon()
 	}
-	if err := exchange(ln.Addr().String()); err != nil {
+	if there, err := handover.Retire(ctx, path); err == nil {
+		t.Errorf("who cannot retire says that it has: %t", there)
+	}
+	if err := exchange(h.at[plan.TCP].String()); err != nil {
 		t.Error(err)
 	}
 	cancel()
-	if err := <-offered; !errors.Is(err, context.Canceled) {
-		t.Errorf("the offer ended with %v", err)
+	<-ended
+	select {
+	case <-given:
+		t.Error("the sockets were given to somebody")
+	default:
 	}
 }

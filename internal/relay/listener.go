@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/relay/handover"
 	"github.com/svcproxy/svcproxy/internal/relay/socket"
 )
 
@@ -35,6 +36,7 @@ type served struct {
 	loop   *loop
 	watch  watch
 	open   bool
+	held   bool       // the socket is a predecessor's still
 	udp    *datagrams // UDP
 	warned time.Time  // last, of accepting without success
 }
@@ -56,24 +58,28 @@ func (r *Relay) Listen(c ListenConfig) (*Listener, error) {
 	if len(r.loops) == 0 || r.stopped {
 		return nil, ErrStopped
 	}
-	fd, ok := r.opts.Inherited.take(c)
-	if !ok {
+	fd, inherited := r.opts.Inherited.Take(handover.Name{Key: c.Key, Protocol: c.Protocol, Addr: c.Addr})
+	if !inherited {
 		var err error
 		if fd, err = socket.Listen(c.socket()); err != nil {
 			return nil, fmt.Errorf("listening on %s %s: %w", c.Protocol, c.Addr, err)
 		}
 	}
-	ln, err := r.newListener(c, fd)
+	ln, err := r.newListener(c, fd, inherited)
 	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("listening on %s %s: %w", c.Protocol, c.Addr, err)
 	}
 	r.listeners[ln] = struct{}{}
+	if inherited {
+		r.held = append(r.held, ln)
+	}
 	r.limit.listens(1)
 	return ln, nil
 }
 
-func (r *Relay) newListener(c ListenConfig, fd int) (*Listener, error) {
+// newListener serves a socket; with hold only when Succeed lets it.
+func (r *Relay) newListener(c ListenConfig, fd int, hold bool) (*Listener, error) {
 	if err := socket.Prepare(fd, c.socket(), r.opts.KeepAlive); err != nil {
 		return nil, err
 	}
@@ -90,7 +96,7 @@ func (r *Relay) newListener(c ListenConfig, fd int) (*Listener, error) {
 		loops = loops[r.next%len(loops):][:1]
 	}
 	for _, l := range loops {
-		ln.served = append(ln.served, &served{Listener: ln, loop: l})
+		ln.served = append(ln.served, &served{Listener: ln, loop: l, held: hold})
 	}
 	ln.users.Store(int32(len(ln.served)))
 	for _, s := range ln.served {
@@ -114,17 +120,21 @@ func (ln *Listener) Close() {
 	ln.relay.mu.Lock()
 	delete(ln.relay.listeners, ln)
 	ln.relay.mu.Unlock()
-	ln.stop(true)
+	ln.stop(func(s *served) {
+		if s.udp != nil {
+			s.udp.endAll()
+		}
+	})
 }
 
-// stop has the loops stop accepting, and waits for it. endFlows: the UDP flows end
-// too; otherwise the listener's socket stays open for what their endpoints answer.
-func (ln *Listener) stop(endFlows bool) {
+// stop has the loops stop accepting, and then do something with what there is, and
+// waits for it. The socket stays open for what the endpoints of UDP flows answer.
+func (ln *Listener) stop(then func(*served)) {
 	ln.once.Do(func() {
 		var all sync.WaitGroup
 		for _, s := range ln.served {
 			all.Add(1)
-			if !s.loop.post(func() { defer all.Done(); s.stop(endFlows) }) {
+			if !s.loop.post(func() { defer all.Done(); s.stop(then) }) {
 				all.Done()
 			}
 		}
@@ -143,9 +153,15 @@ func (ln *Listener) release() {
 // start has the loop take what arrives. Of the loops that wait for one TCP socket, the
 // kernel wakes one.
 func (s *served) start() {
-	events, h := uint32(unix.EPOLLIN|unix.EPOLLEXCLUSIVE), handler(s)
-	if s.config.Protocol == plan.UDP {
+	s.open = true
+	if s.config.Protocol == plan.UDP && s.udp == nil {
 		s.udp = s.loop.datagramsOf(s)
+	}
+	if s.held {
+		return
+	}
+	events, h := uint32(unix.EPOLLIN|unix.EPOLLEXCLUSIVE), handler(s)
+	if s.udp != nil {
 		events, h = unix.EPOLLIN, s.udp
 	}
 	w, err := s.loop.add(s.fd, events, h)
@@ -157,18 +173,16 @@ func (s *served) start() {
 			}
 		})
 	}
-	s.watch, s.open = w, true
+	s.watch = w
 }
 
-func (s *served) stop(endFlows bool) {
+func (s *served) stop(then func(*served)) {
 	if !s.open {
 		return
 	}
 	s.open = false
 	s.loop.remove(s.fd, s.watch)
-	if s.udp != nil && endFlows {
-		s.udp.endAll()
-	}
+	then(s)
 	s.release()
 }
 

@@ -33,7 +33,8 @@ type loop struct {
 	buf        []byte
 	pipes      pipes
 	conns      conns
-	flows      *flows // nil without UDP listeners
+	flows      *flows        // nil without UDP listeners
+	ports      *socket.Ports // of connections with a client's address
 	done       bool
 
 	mu     sync.Mutex // guards posted and gone
@@ -72,7 +73,7 @@ const bufferSize = 16 << 10
 const yieldAfter = 5 * time.Millisecond
 
 func newLoop(r *Relay) (*loop, error) {
-	l := &loop{relay: r, epoll: -1, wake: -1, now: time.Now(), events: make([]unix.EpollEvent, eventsAtOnce), buf: make([]byte, bufferSize)}
+	l := &loop{relay: r, epoll: -1, wake: -1, now: time.Now(), events: make([]unix.EpollEvent, eventsAtOnce), buf: make([]byte, bufferSize), ports: socket.NewPorts()}
 	l.keepAlives = timer{f: l.keepAlive, index: -1}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {

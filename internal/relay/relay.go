@@ -14,6 +14,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay/balance"
+	"github.com/svcproxy/svcproxy/internal/relay/handover"
 	"github.com/svcproxy/svcproxy/internal/relay/socket"
 )
 
@@ -53,8 +54,9 @@ type Options struct {
 	// Mark is put on the packets to endpoints, so that the caller's rules do not lead them
 	// back here, and can bring the answers to sockets that use a client's address; 0: none.
 	Mark uint32
-	// Inherited are the listening sockets of a predecessor, which Listen goes on with.
-	Inherited *Inheritance
+	// Inherited are the listening sockets of a predecessor, which Listen goes on with once
+	// Succeed was called.
+	Inherited *handover.Inheritance
 }
 
 // Ejection says when an endpoint is passed over.
@@ -99,6 +101,7 @@ type Relay struct {
 	loops     []*loop    // replaced by Start only
 	next      int        // loop that gets the next UDP listener
 	listeners map[*Listener]struct{}
+	held      []*Listener // inherited, until Succeed
 	stopped   bool
 }
 
@@ -206,7 +209,7 @@ func (r *Relay) Shutdown(ctx context.Context) error {
 	clear(r.listeners)
 	r.mu.Unlock()
 	for _, ln := range listeners {
-		ln.stop(false)
+		ln.stop(func(*served) {})
 	}
 	r.draining.Store(true)
 	for _, l := range r.loops { // what clients send next is for a successor

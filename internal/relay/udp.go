@@ -167,7 +167,7 @@ func (f *flow) dial(route plan.Route) error {
 	l := f.in.loop
 	d := socket.Dialing{To: f.endpoint.Addr, Mark: l.relay.opts.Mark, UDP: true, Options: socket.DatagramOptions(f.endpoint.Addr.Addr())}
 	if keepsClient(f.key.client.Addr(), f.endpoint.Addr.Addr(), route, f.service.balancer.Policy()) {
-		d.From = f.key.client.Addr()
+		d.From, d.Ports = f.key.client.Addr(), l.ports
 	}
 	fd, err := socket.Dial(d)
 	if err != nil {
@@ -214,15 +214,21 @@ func (fs *flows) flush() {
 
 // end closes a flow.
 func (f *flow) end() {
+	f.in.loop.flows.out.Send() // what is for its socket
+	f.in.loop.forget(f.watch)
+	unix.Close(f.fd)
+	f.leave()
+}
+
+// leave forgets a flow whose socket is not watched any more.
+func (f *flow) leave() {
 	fs := f.in.loop.flows
-	fs.out.Send() // what is for its socket
+	fs.out.Send()
 	fs.remove(f)
 	delete(f.in.table, f.key)
 	if f.in.last == f {
 		f.in.last = nil
 	}
-	f.in.loop.forget(f.watch)
-	unix.Close(f.fd)
 	f.service.balancer.Release(f.endpoint)
 	f.service.meter.open.Add(-1)
 	f.in.relay.freeFlow()

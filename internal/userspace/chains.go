@@ -13,6 +13,7 @@ const (
 	priorityMark   = -150
 	priorityDNAT   = -100
 	priorityUnmark = -90
+	prioritySNAT   = 100
 )
 
 func (s settings) rule(statements ...nft.Statement) *nft.Rule {
@@ -80,9 +81,19 @@ func (s settings) chains() []nft.Object {
 	)
 }
 
+// front and nodePort are what frontends are known by in a packet.
+func front() []nft.Field    { return []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort} }
+func nodePort() []nft.Field { return []nft.Field{nft.Proto, nft.DstPort} }
+
+// Places of rules in lead.
+const (
+	leadListeners = 2
+	leadPorts     = 6
+)
+
 // lead are the rules for packets of one origin.
 func (s settings) lead(o plan.Origin) []*nft.Rule {
-	front, port := []nft.Field{nft.DstAddr, nft.Proto, nft.DstPort}, []nft.Field{nft.Proto, nft.DstPort}
+	front, port := front(), nodePort()
 	to := func(set string) nft.In { return nft.In{Fields: []nft.Field{nft.DstAddr}, Set: set} }
 	n := originNumber(o)
 	return []*nft.Rule{

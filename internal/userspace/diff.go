@@ -15,7 +15,7 @@ import (
 // that only go onto a list, and without listening. Port 0 stands for one that would be
 // chosen then.
 func (b *backend) Diff(ctx context.Context, p *plan.Plan) ([]string, error) {
-	want := routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit, b.env.Mark())
+	want := b.steering()
 	if b.opts.Interception == ByRoutes {
 		want = vipRoutes(p)
 	}

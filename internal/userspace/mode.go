@@ -4,8 +4,8 @@
 // process (package relay); the kernel knows frontends only. See README.md for a
 // packet's path.
 //
-// Limits: connections through the process end with it, unless a successor is there to
-// take over new ones while it drains. Services whose protocol is SCTP are refused.
+// Limits: connections through the process end with it. New ones go to a successor, or,
+// while there is no process, to a few endpoints by the kernel's own translation. Services whose protocol is SCTP are refused.
 package userspace
 
 import (
@@ -114,15 +114,13 @@ func Mode(o Options) dataplane.Mode {
 		New: func(env dataplane.Env) (dataplane.Backend, error) {
 			return newBackend(env, o, host{&kernel.Tables{}, route.Kernel{}, &conntrack.Kernel{}})
 		},
-		Cleanup: func(ctx context.Context, env dataplane.Env) error {
-			k := &kernel.Tables{}
-			return errors.Join(cleanup(ctx, env, host{k, route.Kernel{}, nil}), k.Close())
-		},
+		Cleanup: cleanUp,
 		InForce: func(ctx context.Context, _ dataplane.Env) (bool, error) {
 			k := &kernel.Tables{}
 			found, err := inForce(ctx, k)
 			return found, errors.Join(err, k.Close())
 		},
+		HandOver: handOver,
 	}
 }
 
@@ -142,7 +140,7 @@ type backend struct {
 	mu        sync.Mutex // guards all below
 	begun     bool
 	relay     *relay.Relay
-	inherited *relay.Inheritance
+	inherited bool // the sockets of a predecessor, which serves them until takeOver
 	ports     *ports
 	families  []*family
 	routes    *routes // interception by routes alone; nil: by tables

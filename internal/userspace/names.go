@@ -6,7 +6,6 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
-	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
 
 const (
@@ -18,13 +17,6 @@ const (
 	// handoverPath is where a process waits for its successor: a name in the abstract
 	// namespace of Unix sockets, which is that of the network namespace.
 	handoverPath = "@svcproxy-userspace"
-)
-
-// routingTable is where marked packets are looked up, rulePriority the place of the
-// first of our rules: before the main table and before what others usually have.
-const (
-	routingTable = 0x7370 // "sp"
-	rulePriority = 88
 )
 
 // tableOf is our table of a family.
@@ -115,26 +107,3 @@ func servicePath(id plan.ID) string {
 
 // remark is the comment of an element.
 func remark(id plan.ID) string { return nft.CutComment(id.String()) }
-
-// routing is what the host's routing has to have for the families: the listening
-// addresses are its own, and packets with the mark come to its sockets whatever their
-// destination. Those that the host itself sends need the mark own too: without it the
-// rule would hold for checks of source addresses, where they are made with the mark
-// (src_valid_mark), and no source would be valid.
-func routing(families []plan.Family, blocks Blocks, mark, own uint32) []route.Entry {
-	var out []route.Entry
-	for _, f := range families {
-		everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if f == plan.IPv6 {
-			everything = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-		out = append(out,
-			route.Entry{Local: blocks.of(f), Table: route.LocalTable},
-			route.Entry{Local: everything, Table: routingTable},
-			route.Entry{V6: f == plan.IPv6, Mark: mark | own, Priority: rulePriority, Table: routingTable},
-			route.Entry{V6: f == plan.IPv6, Mark: mark, In: "lo", Priority: rulePriority + 1, Goto: rulePriority + 3},
-			route.Entry{V6: f == plan.IPv6, Mark: mark, Priority: rulePriority + 2, Table: routingTable},
-			route.Entry{V6: f == plan.IPv6, Priority: rulePriority + 3, Nop: true})
-	}
-	return out
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/delta"
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -30,9 +31,15 @@ func (f *family) readBack(ctx context.Context) error {
 	}
 	f.inForce = c.Hooked()
 	f.renew = !c.Fits(layout, f.settings.sets(), f.settings.chains())
+	isCore := func(name string) bool {
+		return slices.ContainsFunc(f.settings.sets(), func(s *nft.Set) bool { return s.Name == name })
+	}
 	for name, set := range c.Sets {
 		if set.Interval {
 			f.ranges[name] = nft.SortIntervals(c.Elements[name])
+			continue
+		}
+		if !isCore(name) { // it goes as a whole
 			continue
 		}
 		for _, e := range c.Elements[name] {

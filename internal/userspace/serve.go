@@ -5,26 +5,33 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay"
+	"github.com/svcproxy/svcproxy/internal/relay/handover"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
+	"github.com/svcproxy/svcproxy/internal/userspace/steering"
 )
 
 // successorWait is how long a process that was told to end goes on accepting, so that
 // a successor that just starts gets its sockets.
 const successorWait = 2 * time.Second
 
+// lastArrivals is how long connections are accepted whose first packet was led here
+// just before the kernel stood in, or another mode took over.
+const lastArrivals = time.Second
+
 // begin has everything run that Service ports need, and the host's routing as it
 // should be.
 func (b *backend) begin(ctx context.Context) error {
 	if !b.begun {
 		b.choose(ctx)
-		in, err := relay.Inherit(ctx, handoverPath)
+		in, err := handover.Inherit(ctx, handoverPath)
 		if err != nil { // what it does not give is opened anew
 			b.env.Log.Warn("a predecessor's sockets cannot be taken over", "err", err)
 		}
@@ -38,7 +45,7 @@ func (b *backend) begin(ctx context.Context) error {
 		if err := r.Start(); err != nil {
 			return err
 		}
-		b.relay, b.inherited, b.begun = r, in, true
+		b.relay, b.inherited, b.begun = r, in != nil, true
 		if b.routes != nil {
 			return nil
 		}
@@ -50,11 +57,16 @@ func (b *backend) begin(ctx context.Context) error {
 	if b.settled || b.routes != nil {
 		return nil
 	}
-	if _, err := route.Settle(ctx, b.host.routing, routing(b.env.Families, b.opts.Blocks, 1<<b.opts.RouteBit, b.env.Mark())); err != nil {
+	if _, err := route.Settle(ctx, b.host.routing, b.steering()); err != nil {
 		return fmt.Errorf("route the relay's packets to this host: %w", err)
 	}
 	b.settled = true
 	return nil
+}
+
+// steering are the routes and rules that there have to be.
+func (b *backend) steering() []route.Entry {
+	return steering.Entries(b.env.Families, b.opts.Blocks.of, 1<<b.opts.RouteBit, b.env.Mark())
 }
 
 // choose decides how packets come to the relay.
@@ -99,13 +111,13 @@ func (b *backend) Report() []string {
 
 // takeOver tells the predecessor, if there is one, that everything is served here.
 func (b *backend) takeOver() {
-	if b.inherited != nil {
-		if err := b.inherited.Done(); err != nil {
+	if b.inherited {
+		if err := b.relay.Succeed(); err != nil {
 			b.env.Log.Warn("the predecessor does not say that it has stopped accepting; both may serve", "err", err)
 		} else {
 			b.env.Log.Info("took over the predecessor's listening sockets")
 		}
-		b.inherited = nil
+		b.inherited = false
 	}
 	select {
 	case <-b.serving:
@@ -114,36 +126,50 @@ func (b *backend) takeOver() {
 	}
 }
 
-// Serve implements dataplane.Server: it gives the listening sockets to a successor
-// when one asks, and when ctx ends it lets open connections go on for a while.
+// Serve implements dataplane.Server: it hands over to a successor when one asks, and when
+// ctx ends it lets open connections go on for a while.
 func (b *backend) Serve(ctx context.Context) error {
 	select {
 	case <-b.serving:
 	case <-ctx.Done():
 		return nil
 	}
-	given := make(chan struct{})
+	given, retired := make(chan struct{}), make(chan struct{})
+	retire := sync.OnceValue(func() error {
+		defer close(retired)
+		return b.retire()
+	})
 	offering, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	go b.relay.OfferUntil(offering, handoverPath, given)
+	go b.relay.OfferUntil(offering, handoverPath, given, retire)
 	select {
 	case <-given:
 		b.leave()
 		b.env.Log.Info("a successor has taken over; this process serves open connections only")
 		<-ctx.Done()
+	case <-retired:
+		b.env.Log.Info("another mode has taken over; this process serves open connections only")
+		<-ctx.Done()
 	case <-ctx.Done():
 		select {
 		case <-given:
 			b.leave()
+		case <-retired:
 		case <-time.After(successorWait):
-			stop()
-			b.pause()
+			b.standIn(context.WithoutCancel(ctx))
 		}
 	}
+	<-time.After(lastArrivals)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.opts.DrainTimeout)
 	defer cancel()
 	b.env.Log.Info("draining", "atMost", b.opts.DrainTimeout)
-	if err := b.relay.Shutdown(end); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+	err := b.relay.Shutdown(end)
+	select {
+	case <-retired:
+		b.clear(context.WithoutCancel(ctx))
+	default:
+	}
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("drain connections: %w", err)
 	}
 	return nil
@@ -156,27 +182,29 @@ func (b *backend) leave() {
 	b.gone = true
 }
 
-// pause has the kernel drop what would begin a flow, which clients try again after a
-// second, in place of refusing it: the next process may be on its way. The first
-// Apply of that one undoes it.
-func (b *backend) pause() {
+// retire leads nothing to the relay any more, as another mode has taken over. What open
+// connections need stays until clear.
+func (b *backend) retire() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.gone = true
+	var errs []error
 	for _, f := range b.families {
-		if !f.known || b.routes != nil {
-			continue
-		}
-		rules := []*nft.Rule{f.settings.rule(f.settings.toOwn(), nft.Has{Field: nft.State, Bits: nft.StateNew}, nft.Do{Code: nft.Drop})}
-		for _, now := range f.settings.chains() {
-			if now.Name() == chainUnmarkIn {
-				rules = append(rules, now.Rules()...)
-			}
-		}
-		f.ctx, f.err, f.batch = context.Background(), nil, nil
-		f.putChain(nft.NewHooked(chainUnmarkIn, "filter", nft.Input, priorityMark, rules...))
-		if f.commit(); f.err != nil {
-			b.env.Log.Warn("new connections are refused until the next start", "err", f.err)
-		}
+		errs = append(errs, nft.Unhook(context.Background(), b.host.tables, tableOf(f.fam), "nat"))
+	}
+	return errors.Join(errs...)
+}
+
+// clear removes what is left after retire, unless a process has taken it over that
+// came later.
+func (b *backend) clear(ctx context.Context) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	there, err := inForce(ctx, b.host.tables)
+	if err == nil && !there {
+		err = cleanup(ctx, b.env, b.host)
+	}
+	if err != nil {
+		b.env.Log.Warn("what open connections needed is left behind; svcproxy cleanup removes it", "err", err)
 	}
 }

@@ -181,9 +181,20 @@ func (f *family) tidy() {
 			f.unused[prefixAllow+name], f.unused[prefixSources+name] = true, true
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(f.unused)) { // a chain comes before its set
+	isSet := func(name string) bool { _, isChain := f.chains[name]; return !isChain }
+	names := slices.Sorted(maps.Keys(f.unused))
+	slices.SortStableFunc(names, func(a, b string) int { // chains refer to sets
+		switch {
+		case isSet(a) == isSet(b):
+			return 0
+		case isSet(a):
+			return 1
+		}
+		return -1
+	})
+	for _, name := range names {
 		o := nft.Op{Kind: nft.DeleteChain, Table: tableOf(f.fam), Name: name}
-		if _, isChain := f.chains[name]; !isChain {
+		if isSet(name) {
 			o.Kind = nft.DeleteSet
 		}
 		err := f.tables.Commit(f.ctx, []nft.Op{o})

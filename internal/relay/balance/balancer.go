@@ -173,6 +173,20 @@ func (b *Balancer) Pick(client netip.AddrPort, from plan.Pool, tried []*Endpoint
 	return e
 }
 
+// Resume counts a flow that was made elsewhere as one of the active ones of its
+// endpoint; Release ends that. It returns nil if flows there have to move, or nobody
+// knows the endpoint.
+func (b *Balancer) Resume(endpoint netip.AddrPort) *Endpoint {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e := b.endpoints[endpoint]
+	if e == nil || e.Gone() {
+		return nil
+	}
+	e.active.Add(1)
+	return e
+}
+
 // newPool returns the pool of eps that takes the place of old. b.mu is held.
 func (b *Balancer) newPool(eps []plan.Endpoint, old pool) pool {
 	current := make(map[*Endpoint]int64, len(old.members))

@@ -118,6 +118,13 @@ func (in *Inbox) Answer(i int, local netip.Addr) Peer {
 	return Peer{name: in.names[i], nameLen: in.messages[i].header.Namelen, local: local}
 }
 
+// PeerAt returns the Peer that reaches an address, without a zone, from another one.
+func PeerAt(to netip.AddrPort, local netip.Addr) Peer {
+	p := Peer{local: local}
+	p.nameLen = p.name.put(to)
+	return p
+}
+
 // Outbox collects datagrams for one socket. What is put into it is kept until Send.
 type Outbox struct {
 	fd       int

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Present reports whether a table is there. A kernel without nf_tables, or without the
@@ -36,19 +35,7 @@ func remove(ctx context.Context, t Tables, table Table) (bool, error) {
 	if there, err := Present(ctx, t, table); err != nil || !there {
 		return false, err
 	}
-	c, err := t.ReadSome(ctx, table, func(*Set) bool { return false })
-	if err == nil {
-		var base []Op
-		for name, ch := range c.Chains {
-			if ch.Hook != nil {
-				base = append(base, Op{Kind: DeleteChain, Table: table, Name: name})
-			}
-		}
-		slices.SortFunc(base, func(a, b Op) int { return strings.Compare(a.Name, b.Name) })
-		if len(base) > 0 {
-			err = t.Commit(ctx, base)
-		}
-	}
+	err := Unhook(ctx, t, table, "")
 	if err == nil {
 		err = t.Commit(ctx, []Op{{Kind: DeleteTable, Table: table}})
 	}
@@ -56,4 +43,41 @@ func remove(ctx context.Context, t Tables, table Table) (bool, error) {
 		return false, nil // somebody was faster
 	}
 	return err == nil, err
+}
+
+// Unhook deletes the base chains of a table that are of a type, "" any, so that no
+// packet gets there any more. One that is not there has none.
+func Unhook(ctx context.Context, t Tables, table Table, typ string) error {
+	base, err := BaseChains(ctx, t, table, typ)
+	if err != nil || len(base) == 0 {
+		return err
+	}
+	var steps []Op
+	for _, name := range base {
+		steps = append(steps, Op{Kind: DeleteChain, Table: table, Name: name})
+	}
+	return t.Commit(ctx, steps)
+}
+
+// BaseChains lists the base chains of a table that are of a type, "" any. A kernel
+// without nf_tables, or without the table, has none.
+func BaseChains(ctx context.Context, t Tables, table Table, typ string) ([]string, error) {
+	if there, err := Present(ctx, t, table); err != nil || !there {
+		return nil, err
+	}
+	c, err := t.ReadSome(ctx, table, func(*Set) bool { return false })
+	if errors.Is(err, ErrNoTable) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for name, ch := range c.Chains {
+		if ch.Hook != nil && (typ == "" || ch.Hook.Type == typ) {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
 }

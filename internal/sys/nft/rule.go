@@ -102,9 +102,11 @@ type (
 		Field Field
 		Bits  uint32
 	}
-	// In holds if a set has the fields, or has not.
+	// In holds if a set has the fields and, if it is not 0, a number behind them; or,
+	// with Not, has not.
 	In struct {
 		Fields []Field
+		Number uint32
 		Set    string
 		Not    bool
 	}
@@ -287,7 +289,11 @@ func (s Has) compile(c *compiler) {
 }
 
 func (s In) compile(c *compiler) {
-	attrs := []wire.Attr{wire.Str(unix.NFTA_LOOKUP_SET, s.Set), wire.U32(unix.NFTA_LOOKUP_SREG, c.loadAll(s.Fields))}
+	reg := c.loadAll(s.Fields)
+	if s.Number > 0 { // as in Dispatch
+		c.choose(1, s.Number)
+	}
+	attrs := []wire.Attr{wire.Str(unix.NFTA_LOOKUP_SET, s.Set), wire.U32(unix.NFTA_LOOKUP_SREG, reg)}
 	if s.Not {
 		attrs = append(attrs, wire.U32(unix.NFTA_LOOKUP_FLAGS, wire.LookupInverted))
 	}
