@@ -14,7 +14,9 @@ import (
 
 // ReduceSlice reduces an EndpointSlice. A slice without the label
 // kubernetes.io/service-name has an empty Service: it belongs to none, and State
-// keeps it under the empty name so that its problem can be shown.
+// keeps it under the empty name so that its problem can be shown. One with the label
+// service.kubernetes.io/headless has nothing in it: no proxy reads it, whatever Service
+// it names.
 func ReduceSlice(o *discoveryv1.EndpointSlice) *Slice {
 	var ps problems
 	s := &Slice{
@@ -22,6 +24,9 @@ func ReduceSlice(o *discoveryv1.EndpointSlice) *Slice {
 		Service: strings.Clone(o.Labels[discoveryv1.LabelServiceName]),
 		IPv6:    o.AddressType == discoveryv1.AddressTypeIPv6,
 		Trigger: trigger(o.Annotations),
+	}
+	if _, ok := o.Labels[corev1.IsHeadlessService]; ok {
+		return s
 	}
 	if s.Service == "" {
 		ps.add(ReasonNoService, "label %s is missing; the EndpointSlice is ignored: set the label to the name of its Service", discoveryv1.LabelServiceName)
@@ -171,9 +176,12 @@ func joinNames(names []string) string {
 // mirroring makes of it: slices that have one family and one list of ports each.
 // A subset has its own ports, so each subset gives at most two. Their names hold
 // slashes, which no API object's name does. An object that asks not to be
-// mirrored gives none, and neither does one used as a leader-election lock.
+// mirrored gives none, and neither does one used as a leader-election lock, or one of a
+// headless Service, whose slices no proxy reads.
 func ReduceEndpoints(o *corev1.Endpoints) []*Slice {
-	if _, lock := o.Annotations[annotationLeader]; lock || o.Labels[labelSkipMirror] == "true" {
+	_, lock := o.Annotations[annotationLeader]
+	_, headless := o.Labels[corev1.IsHeadlessService]
+	if lock || headless || o.Labels[labelSkipMirror] == "true" {
 		return nil
 	}
 	var out []*Slice

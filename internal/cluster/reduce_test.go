@@ -241,6 +241,9 @@ func TestReduceSliceProblems(t *testing.T) {
 			reasons: []string{ReasonAddressType},
 		},
 		{
+			name: "headless", text: `{metadata: {labels: {kubernetes.io/service-name: a, service.kubernetes.io/headless: ""}}, addressType: IPv4, ports: [{port: 1}], endpoints: [{addresses: [10.0.0.1]}]}`,
+		},
+		{
 			name: "ports", text: `{metadata: {labels: {kubernetes.io/service-name: a}}, addressType: IPv4, ports: [{name: a}, {name: b, port: 0}, {name: c, port: 70000}, {name: d, port: 1, protocol: ICMP}, {name: e, port: 2}]}`,
 			reasons: []string{ReasonPortMissing, ReasonPortMissing, ReasonPort, ReasonProtocol}, ports: 1,
 		},
@@ -289,7 +292,7 @@ subsets:
 	if !reflect.DeepEqual(have, want) {
 		t.Errorf("have %+v\nwant %+v", have, want)
 	}
-	for _, meta := range []string{`{labels: {endpointslice.kubernetes.io/skip-mirror: "true"}}`, `{annotations: {control-plane.alpha.kubernetes.io/leader: x}}`} {
+	for _, meta := range []string{`{labels: {endpointslice.kubernetes.io/skip-mirror: "true"}}`, `{labels: {service.kubernetes.io/headless: ""}}`, `{annotations: {control-plane.alpha.kubernetes.io/leader: x}}`} {
 		if have := ReduceEndpoints(mustDecode[corev1.Endpoints](t, "{metadata: "+meta+", subsets: [{addresses: [{ip: 10.0.0.1}], ports: [{port: 1}]}]}")); have != nil {
 			t.Errorf("%s is mirrored: %+v", meta, have)
 		}
