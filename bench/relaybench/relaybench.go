@@ -78,7 +78,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	loads := fs.String("loads", "bulk,connect,request,udp,idle", "what is measured")
 	fs.IntVar(&b.rounds, "rounds", 5, "rounds of each; the table has medians")
 	fs.DurationVar(&b.length, "length", 3*time.Second, "length of each load")
-	fs.IntVar(&b.idle, "idle", 9500, "idle connections; two descriptors each of what the process may have")
+	fs.IntVar(&b.idle, "idle", 7000, "idle connections; two descriptors each of three quarters of what the process may have")
 	fs.StringVar(&b.profile, "profile", "", "write CPU profiles of our relay to this `DIRECTORY`")
 	soak := fs.Duration("soak", 0, "instead of comparing: mixed load for this long while endpoints change")
 	if err := fs.Parse(args); err != nil {

@@ -78,7 +78,7 @@ func (l *loop) accepted(ln *Listener, fd int, client netip.AddrPort) {
 		socket.Reset(fd)
 		return
 	}
-	if !l.relay.limit.take(2) && !(l.makeRoom(service) && l.relay.limit.take(2)) {
+	if !l.relay.limit.takeFor(service, 2) && !(l.makeRoom(service, 2) && l.relay.limit.takeFor(service, 2)) {
 		service.meter.failed(NoDescriptors)
 		socket.Reset(fd)
 		return
@@ -317,7 +317,7 @@ func (c *conn) end(broken bool) {
 	if c.established {
 		c.service.meter.open.Add(-1)
 	}
-	c.loop.relay.limit.give(2)
+	c.loop.relay.limit.giveFor(c.service, 2)
 	if c.streamOf != nil {
 		c.streamOf.conns.streams.Add(-1)
 	}

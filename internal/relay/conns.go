@@ -74,13 +74,36 @@ func (cs *conns) remove(c *conn) {
 	cs.n.Add(-1)
 }
 
-// makeRoom ends the longest idle connection of the Service that has most, the given one
-// if it is among them, so that a new one of that gets its descriptors. Where that Service has less than
-// half as many, a connection counts as idle after a tenth of the time: nobody's
-// clients keep another Service's out by a trickle of bytes. It returns false if
-// nothing is idle.
-func (l *loop) makeRoom(service *Service) bool {
-	if l.flows.makeRoom() {
+// makeRoom ends one flow or connection so that a Service's new one gets its n
+// descriptors: one of the Service itself if that has its share already.
+func (l *loop) makeRoom(service *Service, n int) bool {
+	if !l.relay.limit.crowds(service, n) {
+		return l.makeRoomAnywhere(service)
+	}
+	if l.flows.makeRoom(service) {
+		return true
+	}
+	idle := l.relay.opts.IdleAfter
+	g := l.conns.groups[service]
+	if idle < 0 || g == nil || l.now.Sub(g.head.next.used) < idle {
+		return false
+	}
+	g.giveWay()
+	return true
+}
+
+// giveWay ends the connection that was idle the longest.
+func (g *group) giveWay() {
+	g.service.meter.failed(GaveWay)
+	g.head.next.end(true)
+}
+
+// makeRoomAnywhere ends the longest idle UDP flow, or the longest idle connection of the
+// Service that has most, the given one if it is among them. Where that has less than
+// half as many, a connection counts as idle after a tenth of the time: nobody's clients
+// keep another Service's out by a trickle of bytes. It returns false if nothing is idle.
+func (l *loop) makeRoomAnywhere(service *Service) bool {
+	if l.flows.makeRoom(nil) {
 		return true
 	}
 	idle := l.relay.opts.IdleAfter
@@ -115,9 +138,7 @@ func (l *loop) makeRoom(service *Service) bool {
 		}
 		return false
 	}
-	c := victim.head.next
-	c.service.meter.failed(GaveWay)
-	c.end(true)
+	victim.giveWay()
 	return true
 }
 

@@ -194,7 +194,7 @@ func (d *datagrams) adopt(h handover.Flow) bool {
 	var err error
 	if f.watch, err = d.loop.add(f.fd, unix.EPOLLIN, f); err != nil {
 		service.balancer.Release(e)
-		d.relay.freeFlow()
+		d.relay.freeFlow(service)
 		return false
 	}
 	service.meter.opened()

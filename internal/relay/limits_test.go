@@ -69,6 +69,45 @@ func TestTheServiceWithMostConnectionsGivesWay(t *testing.T) {
 	}
 }
 
+// However many idle connections a Service gets, and however fast, there is room for
+// others at once.
+func TestOneServiceLeavesRoomForOthers(t *testing.T) {
+	for _, p := range []plan.Protocol{plan.TCP, plan.UDP} {
+		r := mustStart(t, Options{Descriptors: 192, UDPTimeout: time.Minute})
+		greedy, second, modest := r.NewService("default/greedy"), r.NewService("default/second"), r.NewService("default/modest")
+		to := servicePort(mustServe(t, echo))
+		attacked := to
+		if p == plan.UDP {
+			attacked = udpPort(mustServeUDP(t, ""))
+		}
+		greedy.Update(attacked)
+		second.Update(attacked)
+		modest.Update(to)
+		few := mustListen(t, r, plan.TCP, modest)
+		for _, s := range []*Service{greedy, second} {
+			many := mustListen(t, r, p, s)
+			for range 600 { // and much of what the last one has left is left again
+				c, err := net.Dial(strings.ToLower(p.String()), many.Addr().String())
+				if err != nil {
+					continue // refused
+				}
+				t.Cleanup(func() { c.Close() })
+				_, _ = c.Write([]byte("x"))
+			}
+			eventually(t, "all were taken or refused", func() bool {
+				f := s.Figures()
+				return f.Total+f.Failures[NoDescriptors] >= 600
+			})
+		}
+		for range 4 { // nine of the descriptors are left
+			mustExchange(t, mustDial(t, few.Addr()), p.String())
+		}
+		if f := modest.Figures(); f.Failures != [reasons]uint64{} {
+			t.Errorf("%s: modest: %+v", p, f)
+		}
+	}
+}
+
 // TestDescriptorLimit runs a relay in a process that may have 256 descriptors, under
 // attack on one Service: nothing happens to the other.
 func TestDescriptorLimit(t *testing.T) {

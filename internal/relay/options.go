@@ -76,6 +76,33 @@ func (b *budget) take(n int) bool {
 	return true
 }
 
+// share bounds what one Service may have of the descriptors: so many times what is
+// left. One alone gets three quarters, the next one that is as greedy three quarters of
+// the rest: whoever comes finds something left, at once and without waiting for others
+// to be idle (dynamic thresholds, Choudhury and Hahne 1998).
+const share = 3
+
+// crowds reports whether a Service has its share already, though n descriptors are left.
+func (b *budget) crowds(s *Service, n int) bool {
+	left := b.limit - b.used.Load()
+	return left >= int64(n) && s.descriptors.Load() > share*left
+}
+
+// takeFor reserves n descriptors for a connection or flow of a Service, or none and
+// returns false.
+func (b *budget) takeFor(s *Service, n int) bool {
+	if b.crowds(s, n) || !b.take(n) {
+		return false
+	}
+	s.descriptors.Add(int64(n))
+	return true
+}
+
+func (b *budget) giveFor(s *Service, n int) {
+	s.descriptors.Add(int64(-n))
+	b.give(n)
+}
+
 // listens counts n more listening sockets, which are never refused.
 func (b *budget) listens(n int) {
 	if b.whole {

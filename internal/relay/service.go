@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"sync/atomic"
+
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay/balance"
 )
@@ -13,6 +15,8 @@ type Service struct {
 	relay    *Relay
 	balancer *balance.Balancer
 	meter    meter
+	// descriptors are those of its connections and flows, pipes apart.
+	descriptors atomic.Int64
 }
 
 // NewService returns a Service without endpoints. name is for its figures and for

@@ -142,14 +142,14 @@ func (d *datagrams) begin(i int, key flowKey) *flow {
 	}
 	e := service.balancer.Pick(key.client, route.Pool, nil)
 	if e == nil {
-		d.relay.freeFlow()
+		d.relay.freeFlow(service)
 		service.meter.failed(NoEndpoint)
 		fs.tell(socket.PortUnreachable(key.client.Addr()), key.client, local)
 		return nil
 	}
 	f := &flow{in: d, key: key, service: service, endpoint: e, fd: -1, toClient: fs.requests.Answer(i, key.local)}
 	if err := f.dial(route); err != nil {
-		d.relay.freeFlow()
+		d.relay.freeFlow(service)
 		service.balancer.Failed(e)
 		service.meter.failed(ConnectFailed)
 		d.relay.opts.Log.Debug("no flow to an endpoint", "service", service.name, "endpoint", e.Addr, "err", err)
@@ -231,7 +231,7 @@ func (f *flow) leave() {
 	}
 	f.service.balancer.Release(f.endpoint)
 	f.service.meter.open.Add(-1)
-	f.in.relay.freeFlow()
+	f.in.relay.freeFlow(f.service)
 	f.in.relay.oneLess()
 	if f.in.Listener.users.Load() == 1 {
 		fs.flush() // before the socket goes
@@ -306,32 +306,37 @@ func (fs *flows) expire() {
 	}
 }
 
-// makeRoom ends the flow that was idle the longest; false: there is none. A loop
-// without UDP listeners has nil flows.
-func (fs *flows) makeRoom() bool {
-	if fs == nil || fs.n == 0 {
+// makeRoom ends the flow that was idle the longest, of a Service or, with nil, of all;
+// false: there is none. A loop without UDP listeners has nil flows.
+func (fs *flows) makeRoom(of *Service) bool {
+	if fs == nil {
 		return false
 	}
-	fs.head.next.service.meter.failed(GaveWay)
-	fs.head.next.end()
-	return true
+	for f := fs.head.next; f != &fs.head; f = f.next {
+		if of == nil || f.service == of {
+			f.service.meter.failed(GaveWay)
+			f.end()
+			return true
+		}
+	}
+	return false
 }
 
 // reserveFlow counts one more flow, and its descriptor; false: there is no room, and
 // none can be made.
 func (r *Relay) reserveFlow(l *loop, s *Service) bool {
-	if r.flows.Add(1) > int64(r.opts.MaxFlows) && !l.flows.makeRoom() {
+	if r.flows.Add(1) > int64(r.opts.MaxFlows) && !l.flows.makeRoom(nil) {
 		r.flows.Add(-1)
 		return false
 	}
-	if !r.limit.take(1) && !(l.makeRoom(s) && r.limit.take(1)) {
+	if !r.limit.takeFor(s, 1) && !(l.makeRoom(s, 1) && r.limit.takeFor(s, 1)) {
 		r.flows.Add(-1)
 		return false
 	}
 	return true
 }
 
-func (r *Relay) freeFlow() {
+func (r *Relay) freeFlow(s *Service) {
 	r.flows.Add(-1)
-	r.limit.give(1)
+	r.limit.giveFor(s, 1)
 }
