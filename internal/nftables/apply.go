@@ -64,7 +64,8 @@ type family struct {
 	// leads are verdicts of new Service ports that wait for one commit.
 	leads               []nft.Op
 	leadSize, leadLimit int
-	guards              []reference // elements of setEndpointAddrs that are still to be added
+	guards              []reference    // elements of setEndpointAddrs that are still to be added
+	underWay            <-chan outcome // of the commit that the kernel works on; nil: none
 	err                 error
 	ctx                 context.Context
 	sweeps              []sweep
@@ -110,6 +111,7 @@ func (f *family) apply(ctx context.Context, u plan.Update) error {
 }
 
 func (f *family) carryOut(ctx context.Context, u plan.Update) error {
+	f.await() // nothing, unless the last call panicked
 	f.ctx, f.err, f.batch, f.size, f.hold, f.sweeps = ctx, nil, nil, 0, false, nil
 	f.leads, f.leadSize, f.leadLimit, f.guards = nil, 0, firstLeads, nil
 	f.round++

@@ -26,6 +26,8 @@ type timedTables struct {
 }
 
 func (c *timedTables) Commit(ctx context.Context, ops []nft.Op) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	start := kernelTime()
 	err := c.Tables.Commit(ctx, ops)
 	c.commits++

@@ -71,6 +71,9 @@ func loses(p *pending, pool plan.Pool) bool {
 
 // dead lists the clients of endpoints that are not live.
 func (f *family) dead(s sweep) ([]nft.Element, error) {
+	if f.await(); f.err != nil {
+		return nil, f.err
+	}
 	var out []nft.Element
 	err := f.tables.Elements(f.ctx, f.table, f.set(s.set), func(e nft.Element) {
 		if !s.live[e.Data] {

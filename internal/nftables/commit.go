@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -53,9 +54,9 @@ func (f *family) emitNew(e *edits.Edits) {
 		f.cut()
 	}
 	if f.leadSize >= f.leadLimit {
-		f.commit()
+		f.cut()
 		f.lead()
-		f.commit()
+		f.cut()
 		f.leadLimit = min(2*f.leadLimit, mostLeads)
 	}
 }
@@ -108,10 +109,55 @@ func (f *family) set(name string) *nft.Set {
 	return &nft.Set{Name: name, Dynamic: true}
 }
 
-// cut commits the batch, unless it belongs together.
+// cut commits the batch, unless it belongs together. The kernel works on it while the
+// next one is made.
 func (f *family) cut() {
-	if !f.hold {
-		f.commit()
+	batch := f.batch
+	if f.hold || len(batch) == 0 {
+		return
+	}
+	f.batch, f.size = nil, 0
+	if f.await(); f.err != nil {
+		return
+	}
+	under := make(chan outcome, 1)
+	f.underWay = under
+	go func() {
+		var o outcome
+		defer func() {
+			o.panicked = recover()
+			under <- o
+		}()
+		o.err = f.write(batch)
+	}()
+}
+
+// outcome is how a commit ended.
+type outcome struct {
+	err      error
+	panicked any
+}
+
+// await waits for the commit under way, so that the kernel can be asked again.
+func (f *family) await() {
+	if f.underWay == nil {
+		return
+	}
+	o := <-f.underWay
+	f.underWay = nil
+	if o.panicked != nil {
+		panic(o.panicked)
+	}
+	f.err = cmp.Or(f.err, o.err)
+}
+
+// commit writes the batch. After an error nothing more is written.
+func (f *family) commit() {
+	f.await()
+	batch := f.batch
+	f.batch, f.size = nil, 0
+	if f.err == nil && len(batch) > 0 {
+		f.err = f.write(batch)
 	}
 }
 
@@ -119,25 +165,16 @@ func (f *family) cut() {
 // between listing and commit.
 const forgetTries = 8
 
-// commit writes the batch. After an error nothing more is written.
-func (f *family) commit() {
-	batch := f.batch
-	f.batch, f.size = nil, 0
-	if f.err != nil || len(batch) == 0 {
-		return
-	}
+// write commits steps.
+func (f *family) write(batch []nft.Op) error {
 	for try := 0; ; try++ {
 		err := f.tables.Commit(f.ctx, batch)
-		if err == nil {
-			return
-		}
 		e, ok := errors.AsType[*nft.Error](err)
 		if !ok || e.Op == nil || !isForget(e.Op) || !errors.Is(err, nft.ErrNotExist) || try >= forgetTries {
-			f.err = err
-			return
+			return err
 		}
-		if e.Op.Elements, f.err = f.stillThere(e.Op, try); f.err != nil { // e.Op is within batch
-			return
+		if e.Op.Elements, err = f.stillThere(e.Op, try); err != nil { // e.Op is within batch
+			return err
 		}
 	}
 }
