@@ -134,7 +134,7 @@ func (s *script) listen(args []string, on bool) error {
 }
 
 func (s *script) node(args []string) error {
-	set, err := world.ParseNodeSettings(args)
+	set, err := s.w.ParseNodeSettings(args)
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (s *script) addr(args []string) error {
 		return err
 	}
 	if s.w.Families == world.Dual {
-		addrs = world.Pair(addrs)
+		addrs = s.w.Families.Pair(addrs)
 	}
 	n := s.w.Node()
 	for _, a := range addrs {

@@ -178,7 +178,13 @@ func (e *evaluation) flow(f *flow.Spec) error {
 		e.plan = e.planner.Update().Plan
 	}
 	for _, t := range f.To {
-		if err := e.evaluate(f, t); err != nil {
+		err := e.evaluate(f, t)
+		if err != nil && f.Within > 0 { // to wait for
+			if err = e.sync(f.Within); err == nil {
+				err = e.evaluate(f, t)
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("%s from %s to %s: %w", f.Proto, f.From.Name, t.Addr, err)
 		}
 	}

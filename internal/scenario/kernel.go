@@ -78,10 +78,11 @@ func (k *kernel) build() error {
 	}
 	k.joinRouter(&t, "node", k.w.Node().Addrs, k.w.PodCIDRs)
 	for _, all := range everywhere {
-		t.Routes = append(t.Routes,
-			// Service addresses are the node's business; what it sends back to the
-			// router in spite of that is unreachable.
-			lab.RouteSpec{Host: "router", To: all, Dev: toNode("node"), Via: k.nodeAddr(all.Addr().Is6())})
+		// Service addresses are the node's business; what it sends back to the
+		// router in spite of that is unreachable.
+		if via := k.nodeAddr(all.Addr().Is6()); via.IsValid() {
+			t.Routes = append(t.Routes, lab.RouteSpec{Host: "router", To: all, Dev: toNode("node"), Via: via})
+		}
 	}
 	var err error
 	if k.net, err = lab.Build(t); err != nil {

@@ -93,7 +93,7 @@ func (k *kernel) mark(deadline time.Time) error {
 		}
 	}
 	for _, vip := range world.Both(markerVIP) {
-		if vip.Is6() && !k.ipv6() {
+		if vip.Is6() && !k.ipv6() || !k.nodeAddr(vip.Is6()).IsValid() {
 			continue
 		}
 		d := lab.Dialing{Proto: lab.TCP, To: netip.AddrPortFrom(vip, port)}

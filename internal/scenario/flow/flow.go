@@ -74,6 +74,9 @@ func Parse(w *world.World, args []string) (*Spec, error) {
 	if f.To, err = w.Targets(args[2]); err != nil {
 		return nil, err
 	}
+	if f.Within == 0 && f.To[0].Addr.Addr().IsLoopback() {
+		f.Within = Settle // what serves there follows a sync in the background
+	}
 	f.Want, err = parseOutcome(args[4:])
 	return f, err
 }

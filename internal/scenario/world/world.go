@@ -147,13 +147,18 @@ func BehindOf(h *Host) Neighbour {
 	return Neighbours[0]
 }
 
-// Pair completes a list of addresses: a family that is not in it gets the
-// counterpart of the first address.
-func Pair(addrs []netip.Addr) []netip.Addr {
-	if len(addrs) == 0 || slices.ContainsFunc(addrs, netip.Addr.Is6) {
+// Pair completes a list of IPv4 addresses by counterparts: in a dual run that of each,
+// else that of the first. A list that has IPv6 addresses is complete.
+func (f Families) Pair(addrs []netip.Addr) []netip.Addr {
+	if slices.ContainsFunc(addrs, netip.Addr.Is6) {
 		return addrs
 	}
-	return append(addrs, Counterpart(addrs[0]))
+	for _, a := range addrs[:len(addrs):len(addrs)] {
+		if addrs = append(addrs, Counterpart(a)); f != Dual {
+			break
+		}
+	}
+	return addrs
 }
 
 // Host finds a host by name; "pod:web" and the node's own name are allowed.
@@ -188,7 +193,7 @@ func (w *World) Declare(r Role, args []string) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.Addrs = Pair(addrs)
+	h.Addrs = w.Families.Pair(addrs)
 	for _, a := range h.Addrs {
 		for _, o := range w.Hosts {
 			if o.On != nil || !slices.Contains(o.Addrs, a) {
@@ -252,7 +257,7 @@ type NodeSettings struct {
 }
 
 // ParseNodeSettings reads [name=N] [addr=A,B,...] [zone=Z] [podcidr=P].
-func ParseNodeSettings(args []string) (NodeSettings, error) {
+func (w *World) ParseNodeSettings(args []string) (NodeSettings, error) {
 	var s NodeSettings
 	for _, a := range args {
 		k, v, ok := strings.Cut(a, "=")
@@ -267,7 +272,7 @@ func ParseNodeSettings(args []string) (NodeSettings, error) {
 			s.Zone = &v
 		case "addr":
 			s.Addrs, err = ParseAddrs(v)
-			s.Addrs = Pair(s.Addrs)
+			s.Addrs = w.Families.Pair(s.Addrs)
 		case "podcidr":
 			s.PodCIDRs, err = parseRanges(v)
 		default:
