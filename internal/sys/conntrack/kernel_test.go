@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	ct "github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
@@ -302,17 +303,30 @@ func BenchmarkMillionFlows(b *testing.B) {
 		fill(tb, c, others, "10.62.0.99:53", "10.61.2.5:5354")
 		k := &Kernel{}
 		b.ReportAllocs()
+		var worked time.Duration
 		for b.Loop() {
 			b.StopTimer()
 			fill(tb, c, stale, "10.62.0.10:53", "10.61.2.5:5353")
+			before := cpu(tb)
 			b.StartTimer()
 			n, err := k.DeleteUDP(b.Context(), []netip.AddrPort{ap("10.62.0.10:53")}, func(_, _ netip.AddrPort) bool { return true })
 			if err != nil || n != stale {
 				tb.Errorf("deleted %d, error %v", n, err)
 				return
 			}
+			worked += cpu(tb) - before
 		}
+		b.ReportMetric(float64(worked.Microseconds())/1000/float64(b.N), "cpu-ms/op")
 	})
+}
+
+// cpu is the processor time of this process.
+func cpu(tb testing.TB) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		tb.Error(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // FuzzDecode: whatever a kernel may send, decoding does not panic.
