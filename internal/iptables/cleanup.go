@@ -11,15 +11,48 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
 	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 )
 
-// stores finds every store of a family.
+// stores finds every store of a family that has tables.
 type stores func(ctx context.Context, f plan.Family) ([]sys.Tables, error)
 
+// hostStores asks the kernel first: where there are no tables no program is executed.
 func hostStores(env dataplane.Env) stores {
 	return func(ctx context.Context, f plan.Family) ([]sys.Tables, error) {
-		return finder(env, f).All(ctx, sys.Family(f))
+		find := finder(env, f)
+		var used []sys.Store
+		if slices.ContainsFunc(tables(), func(t sys.Table) bool { return find.HasLegacy(sys.Family(f), t) }) {
+			used = append(used, sys.Legacy)
+		}
+		if has, err := hasNFT(ctx, f); err != nil {
+			return nil, err
+		} else if has {
+			used = append(used, sys.NFT)
+		}
+		if len(used) == 0 {
+			return nil, nil
+		}
+		all, err := find.All(ctx, sys.Family(f))
+		return slices.DeleteFunc(all, func(t sys.Tables) bool { return !slices.Contains(used, t.Store()) }), err
 	}
+}
+
+// tables are those in which we have chains.
+func tables() []sys.Table { return []sys.Table{sys.Mangle, sys.Filter, sys.NAT} }
+
+// hasNFT reports whether the store nft has tables of a family.
+func hasNFT(ctx context.Context, f plan.Family) (has bool, err error) {
+	k := &kernel.Tables{}
+	defer func() { err = errors.Join(err, k.Close()) }()
+	family := map[plan.Family]nft.Family{plan.IPv4: nft.IPv4, plan.IPv6: nft.IPv6}[f]
+	for _, t := range tables() {
+		if has, err = nft.Present(ctx, k, nft.Table{Family: family, Name: string(t)}); has || err != nil {
+			return has, err
+		}
+	}
+	return false, nil
 }
 
 // cleanup removes every chain of ours and of kube-proxy, and every jump to one, from
@@ -80,7 +113,7 @@ func removeAll(ctx context.Context, t sys.Tables, spare bool) (int, error) {
 	kubelet := false
 	var found []*rule.Scan
 	chains := map[sys.Table][]rule.Chain{}
-	for _, table := range []sys.Table{sys.Mangle, sys.Filter, sys.NAT} {
+	for _, table := range tables() {
 		s := newScan(table)
 		s.Own = func(chain string) bool {
 			kubelet = kubelet || chain == "KUBE-KUBELET-CANARY"

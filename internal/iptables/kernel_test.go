@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -283,6 +284,42 @@ func TestKernelTakeOver(t *testing.T) {
 		if err := cleanup(t.Context(), testEnv(), hostStores(testEnv()), false); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Whether rules are there is found out without executing anything where no store has
+// tables: another mode asks at its start.
+func TestKernelLooksWithoutPrograms(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		t.Skip("needs nft")
+	}
+	dir := t.TempDir()
+	for _, name := range []string{"iptables-save", "iptables-restore", "ip6tables-save", "ip6tables-restore"} {
+		program := "#!/bin/sh\necho $0 $* >>" + dir + "/executed\necho 'iptables v1.8.9 (nf_tables)'\n"
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(program), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":/usr/bin:/bin")
+	executed := func() string {
+		b, _ := os.ReadFile(filepath.Join(dir, "executed")) // none: nothing was
+		return string(b)
+	}
+	for _, f := range plan.Families {
+		if all, err := hostStores(testEnv())(t.Context(), f); err != nil || len(all) > 0 || executed() != "" {
+			t.Errorf("%s: %d stores, %v; executed were %q", f, len(all), err, executed())
+		}
+	}
+	if out, err := exec.Command(nft, "add table ip nat").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	all, err := hostStores(testEnv())(t.Context(), plan.IPv4)
+	if err != nil || len(all) != 1 || all[0].Store() != sys.NFT || executed() == "" {
+		t.Errorf("%d stores, %v; executed were %q", len(all), err, executed())
 	}
 }
 
