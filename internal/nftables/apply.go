@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ type family struct {
 	fam    plan.Family
 	tables nft.Tables
 	now    func() time.Time
+	first  map[plan.ID]*plan.ServicePort // what the node itself needs
 
 	// What is believed about the kernel.
 	known    bool // the rest of this holds
@@ -125,6 +127,9 @@ func (f *family) carryOut(ctx context.Context, u plan.Update) error {
 			return err
 		}
 	}
+	if u.Partial {
+		f.first = maps.Clone(u.Plan.Services)
+	}
 	if u.Partial && f.inForce {
 		return nil
 	}
@@ -214,7 +219,9 @@ func (f *family) follow(u plan.Update, old settings, fresh bool) []error {
 				rest = append(rest, id)
 			}
 		}
-		slices.SortFunc(rest, plan.ID.Compare)
+		slices.SortFunc(rest, func(a, b plan.ID) int {
+			return cmp.Or(count(f.first[b] != nil)-count(f.first[a] != nil), a.Compare(b))
+		})
 		for _, id := range rest {
 			consider(id, u.Plan.Services[id])
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
@@ -53,6 +54,39 @@ func TestManyNewServices(t *testing.T) {
 			}
 			if n := len(mustRead(t, memory, plan.IPv4).Elements[setEndpointAddrs]); n != 2*services {
 				t.Errorf("%d endpoints' addresses are there, want %d", n, 2*services)
+			}
+		})
+	}
+}
+
+// What the node itself needs comes first, at the start and when everything was deleted.
+func TestOwnNeedsComeFirst(t *testing.T) {
+	for name, inForce := range map[string]bool{"start": false, "restart": true} {
+		t.Run(name, func(t *testing.T) {
+			memory := &fake.Tables{}
+			whole := bigPlan(2000, 1)
+			if inForce {
+				mustApply(t, newBackend(testEnv(plan.IPv4), memory), plan.Update{Plan: whole})
+			}
+			b := newBackend(testEnv(plan.IPv4), memory)
+			part, dns := bigPlan(0, 0), bigService(1999, 1, 0)
+			part.Services[dns.ID] = dns
+			mustApply(t, b, plan.Update{Plan: part, Partial: true})
+			mustApply(t, b, difference(part, whole))
+			meddle(t, memory, nft.Op{Kind: nft.DeleteTable, Table: owned.Tables(plan.IPv4)[0]})
+			b.Invalidate()
+			var led []any
+			memory.Refuse = func(ops []nft.Op) error {
+				for i := range ops {
+					if ops[i].Kind == nft.AddElements && ops[i].Set.Name == setServices {
+						led = append(led, ops[i].Owner)
+					}
+				}
+				return nil
+			}
+			mustApply(t, b, plan.Update{Plan: whole})
+			if len(led) != 2000 || led[0] != dns.ID {
+				t.Errorf("%d Services are led to, first %v; want 2000, %v", len(led), led[:1], dns.ID)
 			}
 		})
 	}
