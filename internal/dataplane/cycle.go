@@ -33,6 +33,7 @@ type cycle struct {
 	foughtAt  time.Time // last remark on a fight
 	held      map[plan.ID]*held
 	syncs     int  // attempts to bring the kernel to the plan
+	gap       bool // since the last that succeeded something may have been missing
 	published bool // health ports were handed over once
 	report    report
 }
@@ -253,6 +254,7 @@ func (c *cycle) sync(ctx context.Context) {
 	if !c.owed || c.failures > 0 { // the very first calls bring their own update
 		c.take(c.cfg.Planner.Update())
 	}
+	c.gap = c.gap || c.reread || passed(c.repairAt, now)
 	reread := c.reread || passed(c.repairAt, now) || passed(c.fullAt, now)
 	if reread {
 		c.reread, c.repairAt = false, time.Time{}
@@ -361,8 +363,9 @@ func (c *cycle) succeeded(start time.Time, full bool) {
 		c.cfg.Health.SetPorts(done.Plan.Health, done.Plan.Node)
 	}
 	if c.flows != nil {
-		c.flows.add(&done, first)
+		c.flows.add(&done, first || c.gap)
 	}
+	c.gap = false
 	if first {
 		c.cfg.Log.Info("first sync done", "servicePorts", len(done.Plan.Services), "took", c.ended.Sub(start))
 		c.cfg.First()

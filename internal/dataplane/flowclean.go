@@ -13,8 +13,8 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
-// flowCleaner removes stale UDP flows, and TCP flows that are to end, after the kernel
-// was programmed, on its own goroutine: a table of a million flows takes a while to
+// flowCleaner removes stale UDP flows, TCP flows that are to end, and those that nothing
+// has translated, after the kernel was programmed, on its own goroutine: a table of a million flows takes a while to
 // walk, and the next sync does not wait for it.
 type flowCleaner struct {
 	table FlowTable
@@ -25,6 +25,7 @@ type flowCleaner struct {
 	mu      sync.Mutex // guards all below
 	due     flowChecks
 	endings endings
+	missed  map[plan.Family][]netip.AddrPort // see retranslate
 	node    *plan.Node // the newest
 	running bool
 	deleted uint64 // UDP
@@ -36,15 +37,19 @@ func newFlowCleaner(t FlowTable, s Stats, log *slog.Logger) *flowCleaner {
 	return &flowCleaner{table: t, stats: s, log: log, wake: make(chan struct{}, 1), due: flowChecks{}, endings: endings{}}
 }
 
-// add takes up an update that is in the kernel. After the first full sync of a
-// process every UDP Service port is looked at, because endpoints may have changed
-// while none ran; if nothing did, nothing is deleted.
-func (c *flowCleaner) add(u *plan.Update, first bool) {
+// add takes up an update that is in the kernel. After a gap, which is the first full sync
+// of a process or one that puts back what was missing, all Service ports are looked at:
+// endpoints may have changed while no process ran, and flows may have begun that nothing
+// translated. If neither happened, nothing is deleted.
+func (c *flowCleaner) add(u *plan.Update, gap bool) {
 	c.mu.Lock()
 	c.node = u.Plan.Node
-	c.due.add(u, first)
+	c.due.add(u, gap)
 	c.endings.add(u, time.Now())
-	work := len(c.due) > 0 || len(c.endings) > 0
+	if gap {
+		c.missed = tcpDestinations(u.Plan)
+	}
+	work := len(c.due) > 0 || len(c.endings) > 0 || len(c.missed) > 0
 	c.mu.Unlock()
 	if !work {
 		return
@@ -81,7 +86,7 @@ func (c *flowCleaner) run(ctx context.Context) {
 		case <-timer:
 		}
 		retry = nil
-		err := errors.Join(c.clean(ctx), c.end(ctx))
+		err := errors.Join(c.clean(ctx), c.end(ctx), c.retranslate(ctx))
 		if ctx.Err() != nil {
 			return
 		}
@@ -128,6 +133,54 @@ func (c *flowCleaner) end(ctx context.Context) error {
 			c.endings.done(due)
 		} else {
 			c.lastErr, failed = err, err
+		}
+		c.mu.Unlock()
+	}
+	return failed
+}
+
+// tcpDestinations returns where the TCP ports of a plan are reached.
+func tcpDestinations(p *plan.Plan) map[plan.Family][]netip.AddrPort {
+	out := map[plan.Family][]netip.AddrPort{}
+	for id, sp := range p.Services {
+		if id.Protocol == plan.TCP {
+			out[id.Family] = slices.AppendSeq(out[id.Family], maps.Keys(destinations(sp, p.Node)))
+		}
+	}
+	return out
+}
+
+// retranslate forgets the TCP connections to Services that began while nothing was there
+// to translate them, and that nobody has answered. A client tries again from the same
+// port, for minutes, and would not be translated either, nor would another that has the
+// port by chance.
+func (c *flowCleaner) retranslate(ctx context.Context) error {
+	c.mu.Lock()
+	missed := c.missed
+	c.missed = nil
+	c.mu.Unlock()
+	untranslated := func(to, from netip.AddrPort, answered bool) bool { return !answered && to == from }
+	var failed error
+	for f, to := range missed {
+		var n int
+		err := guard("forget untranslated TCP flows", func() (err error) {
+			n, err = c.table.DeleteTCP(ctx, to, untranslated, func(netip.AddrPort) netip.AddrPort { return netip.AddrPort{} })
+			return err
+		})
+		if n > 0 {
+			c.log.Info("TCP flows that began while rules were missing are translated anew", "family", f, "flows", n)
+		}
+		if err == nil {
+			continue
+		}
+		failed = err
+		c.mu.Lock()
+		c.lastErr = err
+		if c.missed == nil {
+			c.missed = map[plan.Family][]netip.AddrPort{}
+		}
+		if c.missed[f] == nil { // else it is newer
+			c.missed[f] = to
 		}
 		c.mu.Unlock()
 	}

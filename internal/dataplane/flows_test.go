@@ -326,3 +326,28 @@ func TestCleanUpIsOffThePath(t *testing.T) {
 		}
 	})
 }
+
+// Flows that began while rules were missing lead nowhere for as long as their clients go
+// on. Once the rules are back they are forgotten, so that the next packet is translated;
+// what was translated or answered stays, and what is nobody's Service.
+func TestFlowsOfAGap(t *testing.T) {
+	onBench(t, func(b *bench, _ *Config) { b.world.set(everyKind(1, 2), service(tcp("web"), 30, 1)) }, func(b *bench) {
+		b.pass(10 * time.Second)
+		at := netip.MustParseAddrPort
+		vip, endpoint := at("10.62.0.30:53"), at("10.61.2.1:5353")
+		stay := []conntrack.Flow{
+			flow("10.62.0.10:53", "10.61.2.1:5353"),
+			{TCP: true, Src: at("10.61.1.9:40001"), Dst: vip, From: endpoint, To: at("10.61.1.9:40001")},
+			{TCP: true, Src: at("10.61.1.9:40002"), Dst: vip, From: vip, To: at("10.61.1.9:40002"), Answered: true},
+			{TCP: true, Src: at("10.61.1.9:40003"), Dst: at("192.0.2.80:80"), From: at("192.0.2.80:80"), To: at("10.61.1.9:40003")},
+		}
+		b.flows.Add(stay...)
+		b.flows.Add(flow("10.62.0.10:53", "10.62.0.10:53"),
+			conntrack.Flow{TCP: true, Src: at("10.61.1.9:40004"), Dst: vip, From: vip, To: at("10.61.1.9:40004")})
+		b.Disturbed("the table is gone")
+		b.pass(2 * time.Second)
+		if have := b.flows.Flows(); !slices.Equal(have, stay) {
+			t.Errorf("left %v, want %v", have, stay)
+		}
+	})
+}
