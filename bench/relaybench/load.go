@@ -4,12 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,6 +42,10 @@ func load(kind string, to netip.Addr, threads int, d time.Duration, out io.Write
 		f, err = requests(netip.AddrPortFrom(to, echoPort), threads, d)
 	case "udp":
 		f, err = datagrams(netip.AddrPortFrom(to, udpPort), threads, d)
+	case "udp-throughput":
+		f, err = throughput(netip.AddrPortFrom(to, udpPort), threads, d, false)
+	case "udp-segment":
+		f, err = throughput(netip.AddrPortFrom(to, udpPort), threads, d, true)
 	case "idle":
 		return idle(netip.AddrPortFrom(to, echoPort), threads, out)
 	default:
@@ -190,77 +192,6 @@ func summary(times [][]float64, start time.Time, failed int) figure {
 		f.P50, f.P99 = all[len(all)/2], all[len(all)*99/100]
 	}
 	return f
-}
-
-// datagrams sends datagrams of 64 bytes as fast as it can, a flow for each thread and
-// 64 in a call, and asks the server how many have arrived.
-func datagrams(to netip.AddrPort, threads int, d time.Duration) (figure, error) {
-	before, err := askCount(to)
-	if err != nil {
-		return figure{}, err
-	}
-	start := time.Now()
-	inThreads(threads, func(int) {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil || !connect(fd, to) {
-			return
-		}
-		defer unix.Close(fd)
-		type message struct {
-			header unix.Msghdr
-			n      uint32
-			_      [4]byte
-		}
-		payload := make([]byte, 64)
-		vector := unix.Iovec{Base: &payload[0]}
-		vector.SetLen(len(payload))
-		messages := make([]message, 64)
-		for i := range messages {
-			messages[i].header.Iov = &vector
-			messages[i].header.SetIovlen(1)
-		}
-		for time.Since(start) < d {
-			_, _, _ = unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&messages[0])), uintptr(len(messages)), 0, 0, 0)
-		}
-	})
-	seconds := time.Since(start).Seconds()
-	after, err := askCount(to)
-	if err != nil {
-		return figure{}, err
-	}
-	return figure{Rate: float64(after-before) / seconds, Done: float64(after - before), Seconds: seconds}, nil
-}
-
-// askCount asks the server for its count until two answers are equal.
-func askCount(to netip.AddrPort) (int, error) {
-	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
-	if err != nil {
-		return 0, err
-	}
-	defer c.Close()
-	buf := make([]byte, 64)
-	last := -1
-	for tries := 0; tries < 100; {
-		if _, err := c.Write([]byte("?")); err != nil {
-			return 0, err
-		}
-		_ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
-		n, err := c.Read(buf)
-		if err != nil {
-			tries++ // lost in the queue
-			continue
-		}
-		now, err := strconv.Atoi(string(buf[:n]))
-		if err != nil {
-			return 0, err
-		}
-		if now == last {
-			return now, nil
-		}
-		last = now
-		time.Sleep(20 * time.Millisecond)
-	}
-	return 0, fmt.Errorf("%s does not tell its count", to)
 }
 
 // idle opens connections, each used once, says so, and keeps them until it is killed.

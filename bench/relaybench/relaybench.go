@@ -67,7 +67,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(args) > 0 && args[0] == "role" {
 		return role(ctx, args[1:], stdout)
 	}
-	b := &bench{log: stderr, threads: map[string]int{"bulk": 2, "connect": 8, "request": 1, "udp": 2}}
+	b := &bench{log: stderr, threads: map[string]int{"bulk": 2, "connect": 8, "request": 1, "udp": 2, "udp-throughput": 2, "udp-segment": 2}}
 	fs := flag.NewFlagSet("bench relay", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.Usage = func() {
@@ -75,7 +75,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		fs.PrintDefaults()
 	}
 	relays := fs.String("relays", "svcproxy,haproxy,naive,direct", "what is compared, the first with each of the others")
-	loads := fs.String("loads", "bulk,connect,request,udp,idle", "what is measured")
+	loads := fs.String("loads", "bulk,connect,request,udp,udp-throughput,udp-segment,idle", "what is measured")
 	fs.IntVar(&b.rounds, "rounds", 5, "rounds of each; the table has medians")
 	fs.DurationVar(&b.length, "length", 3*time.Second, "length of each load")
 	fs.IntVar(&b.idle, "idle", 7000, "idle connections; two descriptors each of three quarters of what the process may have")
@@ -204,7 +204,7 @@ func (b *bench) measure(ctx context.Context) ([]result, error) {
 		for _, load := range b.loads {
 			for i := range b.relays {
 				relay := b.relays[(i+round)%len(b.relays)]
-				if relay == "haproxy" && load == "udp" || load == "idle" && round > 0 {
+				if relay == "haproxy" && strings.HasPrefix(load, "udp") || load == "idle" && round > 0 {
 					continue
 				}
 				if ctx.Err() != nil {
@@ -349,6 +349,10 @@ func (b *bench) table(results []result) string {
 		{"request", "64-byte request p99, µs", func(r result) float64 { return r.P99 }},
 		{"udp", "datagrams per s", func(r result) float64 { return r.Rate }},
 		{"udp", "CPU of the relay per datagram, µs", func(r result) float64 { return r.CPU / r.Done * 1e6 }},
+		{"udp-throughput", "datagrams per s with a loss of at most 1 %", func(r result) float64 { return r.Rate }},
+		{"udp-throughput", "CPU of the relay per datagram, µs", func(r result) float64 { return r.CPU / r.Done * 1e6 }},
+		{"udp-segment", "the same, sent with UDP_SEGMENT", func(r result) float64 { return r.Rate }},
+		{"udp-segment", "CPU of the relay per datagram, µs", func(r result) float64 { return r.CPU / r.Done * 1e6 }},
 		{"idle", "RSS of the relay per idle connection, KiB", func(r result) float64 { return r.RSS }},
 		{"idle", "slab per idle connection, all hosts, KiB", func(r result) float64 { return r.Kernel }},
 	} {
