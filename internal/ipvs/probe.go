@@ -64,7 +64,12 @@ func supports(ctx context.Context, f plan.Family, k kernel) error {
 		return fmt.Errorf("ipvs for %s: %w", f, err)
 	}
 	s := table.Settings{Family: f, Bit: 14, Local: plan.LocalTraffic{Kind: plan.LocalPrefix}}
-	if err := nft.Probe(ctx, k.tables, nft.Table{Family: table.FamilyOf(f), Name: probeTable}, needs(s)); err != nil {
+	t, all := nft.Table{Family: table.FamilyOf(f), Name: probeTable}, needs(s)
+	// The parts are tried one by one only to name the one that is missing.
+	if nft.Probe(ctx, k.tables, t, all[len(all)-1:]) == nil {
+		return nil
+	}
+	if err := nft.Probe(ctx, k.tables, t, all); err != nil {
 		return fmt.Errorf("nftables for %s: %w", f, err)
 	}
 	return nil
