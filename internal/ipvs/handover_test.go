@@ -2,13 +2,18 @@ package ipvs
 
 import (
 	"errors"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
 )
 
 // inUse is a kernel in which the mode is in force and has an open connection, and the
@@ -99,5 +104,45 @@ func TestHandOverIsTakenBack(t *testing.T) {
 	mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
 	if have := r.state(t); have != before {
 		t.Error(firstDifference(have, before))
+	}
+}
+
+// Once it is given up a table leaves new flows alone, but for those to addresses on the
+// device that nobody translated.
+func TestGivenUp(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 21))
+		p := randomPlan(rng, nil, plan.IPv4)
+		r := newRig()
+		mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
+		(&handover{}).mustDrain(t, r, 0)
+		held, err := r.tables.Read(t.Context(), table.Of(plan.IPv4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables := walk.New(nft.IPv4, held)
+		bound, err := r.device.Addrs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pkt := range packetsFor(rng, p, testWorld(plan.IPv4)) {
+			begin := func() *walk.Journey {
+				return tables.Begin(walk.Packet{Proto: uint8(pkt.Proto), Src: pkt.Src, Dst: pkt.Dst, In: pkt.In}, nil)
+			}
+			for _, hooks := range [][]nft.HookNum{{nft.Prerouting, nft.Forward, nft.Postrouting}, {nft.Output, nft.Postrouting}} {
+				j := begin()
+				for _, h := range hooks {
+					if !j.Pass(h, first, last) {
+						t.Errorf("%+v ends in %v", pkt, h)
+					}
+				}
+				if f := j.Fate(); f.Mark != 0 || f.Masqueraded || f.Dst != pkt.Dst {
+					t.Errorf("%+v is changed: %+v", pkt, f)
+				}
+			}
+			if passes := begin().Pass(nft.Input, first, last); passes == slices.Contains(bound, pkt.Dst.Addr()) {
+				t.Errorf("%+v passes to the node: %t", pkt, passes)
+			}
+		}
 	}
 }
