@@ -323,7 +323,7 @@ func (w *workload) mustBeHealthy(t *testing.T, here map[string][]string, within 
 		if len(here[n.name]) > 0 {
 			want = http.StatusOK
 		}
-		client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: w.lab.Host(n.name).DialContext}}
+		client := w.lab.Host(n.name).HTTPClient(time.Second)
 		eventually(t, within, func() error {
 			res, err := client.Get(fmt.Sprintf("http://%s:%d/", n.ip, svc.Spec.HealthCheckNodePort))
 			if err != nil {

@@ -3,9 +3,7 @@
 package cluster
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -36,6 +34,8 @@ var migrations = []migration{
 	{"iptables", "iptables", true},
 	{"iptables", "nftables", false},
 	{"nftables", "nftables", false},
+	{"iptables", "userspace", true},
+	{"nftables", "userspace", false},
 }
 
 // leftovers are chains of kube-proxy's early years, as they lie on nodes that were
@@ -72,22 +72,19 @@ func TestMigration(t *testing.T) {
 			ways = ways[:4]
 		}
 		for _, m := range ways {
-			if version == "1.29" && m.from == "nftables" {
-				continue // kube-proxy had no such mode yet
-			}
 			name := fmt.Sprintf("%s/%s to %s/stopped before", version, m.from, m.to)
 			if m.running {
 				name = fmt.Sprintf("%s/%s to %s/still running", version, m.from, m.to)
 			}
-			t.Run(name, func(t *testing.T) { w.migrates(t, binary, path, m) })
+			t.Run(name, func(t *testing.T) { w.migrates(t, binary, kubeProxy{path, version}, m) })
 		}
 	}
 }
 
 // migrates goes the whole way once and leaves the node as it was.
-func (w *world) migrates(t *testing.T, binary, kubeProxy string, m migration) {
+func (w *world) migrates(t *testing.T, binary string, k kubeProxy, m migration) {
 	w.mustRun(t, "node1", leftovers, "iptables-restore", "--noflush")
-	old := w.startKubeProxy(t, kubeProxy, m.from)
+	old := w.startKubeProxy(t, k, m.from)
 	w.proxy = old
 	want := []string{"httpd-1", "httpd-2", "httpd-3"}
 	w.mustFlow(t, reference(want...)...)
@@ -113,7 +110,7 @@ func (w *world) migrates(t *testing.T, binary, kubeProxy string, m migration) {
 	w.admin.mustApply(t, httpdSlice("10.244.0.4", "10.244.1.2", "10.244.2.2"))
 	w.mustFlow(t, reference(want...)...)
 	expectNoErrors(t, "to svcproxy", loads)
-	w.goesBack(t, binary, kubeProxy, m)
+	w.goesBack(t, binary, k, m)
 	w.mustRun(t, "node1", "", binary, "cleanup")
 	if left := w.rules(t); strings.Contains(left, "KUBE-") || strings.Contains(left, "svcproxy") {
 		t.Errorf("after the clean-up there is\n%s", left)
@@ -129,18 +126,30 @@ func expectNoErrors(t *testing.T, way string, loads []*load.Load) {
 	}
 }
 
-// goesBack puts kube-proxy in svcproxy's place again. No request fails if it is in
-// iptables mode; in nftables mode it begins by removing what it knows of iptables rules,
-// before it has any of its own.
-func (w *world) goesBack(t *testing.T, binary, kubeProxy string, m migration) {
+// goesBack puts kube-proxy in svcproxy's place again, as docs/operations.md says: one in
+// nftables mode begins by removing what it knows of iptables rules, before it has any of
+// its own, so svcproxy goes into that mode first. In userspace mode svcproxy's process is
+// what serves: it ends last.
+func (w *world) goesBack(t *testing.T, binary string, k kubeProxy, m migration) {
 	t.Helper()
 	mode := m.from
-	var loads []*load.Load
-	if mode == "iptables" {
-		loads = w.startLoads(t)
+	loads := w.startLoads(t)
+	if m.to == "userspace" || mode == "nftables" && m.to != "nftables" {
+		end(t, w.proxy)
+		if m.to == "userspace" { // connections end with the process: between two there is nobody
+			for _, l := range loads {
+				l.Close()
+			}
+			loads = nil
+		}
+		w.startProxy(t, binary, mode)
+		w.mustSay(t, "reason=ModeVerified")
+		if loads == nil {
+			loads = w.startLoads(t)
+		}
 	}
 	end(t, w.proxy)
-	w.proxy = w.startKubeProxy(t, kubeProxy, mode)
+	w.proxy = w.startKubeProxy(t, k, mode)
 	w.mustRun(t, "node1", "", binary, "cleanup", "--keep-kube-proxy="+mode)
 	if left := w.rules(t); strings.Contains(left, "table ip svcproxy") || mode != "iptables" && strings.Contains(left, "KUBE-SVC") {
 		t.Errorf("with kube-proxy back in mode %s there is\n%s", mode, left)
@@ -174,24 +183,35 @@ endpoints:
 	return text
 }
 
-// startKubeProxy starts a real kube-proxy on the node.
-func (w *world) startKubeProxy(t *testing.T, path, mode string) *program {
+// kubeProxy is a real one.
+type kubeProxy struct{ path, version string }
+
+// startKubeProxy starts it on the node.
+func (w *world) startKubeProxy(t *testing.T, k kubeProxy, mode string) *program {
 	t.Helper()
+	gates := "{}"
+	if mode == "nftables" && (k.version == "1.29" || k.version == "1.30") {
+		gates = "{NFTablesProxyMode: true}" // alpha there
+	}
 	config := w.plane.path("kube-proxy.yaml")
 	mustWrite(t, config, fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: %s
+featureGates: %s
 hostnameOverride: node1
 clusterCIDR: 10.244.0.0/16
 clientConnection: {kubeconfig: %q}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
-`, mode, w.plane.kubeconfig(t)))
-	return mustStart(t, w.lab.Host("node1"), w.plane.path("kube-proxy.log"), path, "--config="+config)
+`, mode, gates, w.plane.kubeconfig(t)))
+	return mustStart(t, w.lab.Host("node1"), w.plane.path("kube-proxy.log"), k.path, "--config="+config)
 }
 
 // startLoads sends requests from a pod, the node and outside until they are ended.
 func (w *world) startLoads(t *testing.T) []*load.Load {
 	t.Helper()
+	// What asked before anybody served has left entries that say so, for two minutes; ports
+	// of clients are used again within one.
+	w.mustRun(t, "node1", "", "conntrack", "-F")
 	var out []*load.Load
 	for _, f := range []target{
 		{"probe", lab.TCP, "10.99.129.90:8080"},
@@ -236,20 +256,12 @@ func (w *world) mustSay(t *testing.T, text string) {
 // mustBeReady waits until svcproxy itself answers that it is ready.
 func (w *world) mustBeReady(t *testing.T) {
 	t.Helper()
-	eventually(t, time.Minute, func() error { return w.asksHealth(t, "/readyz") })
+	eventually(t, time.Minute, func() error { return w.asksHealth("/readyz") })
 }
 
 // asksHealth asks the node's health server.
-func (w *world) asksHealth(t *testing.T, path string) error {
-	t.Helper()
-	node := w.lab.Host("node1")
-	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return node.DialContext(ctx, network, addr)
-		},
-	}}
-	res, err := client.Get("http://" + nodeIP + ":10256" + path)
+func (w *world) asksHealth(path string) error {
+	res, err := w.lab.Host("node1").HTTPClient(time.Second).Get("http://" + nodeIP + ":10256" + path)
 	if err != nil {
 		return err
 	}
@@ -291,13 +303,9 @@ func (w *world) mustRun(t *testing.T, host, stdin string, command ...string) str
 	t.Helper()
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdin = strings.NewReader(stdin)
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := w.lab.Host(host).Start(cmd); err != nil {
-		t.Fatalf("%v: %v", command, err)
+	out, err := w.lab.Host(host).Run(cmd)
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", command, err, out)
 	}
-	if err := cmd.Wait(); err != nil {
-		t.Fatalf("%v: %v\n%s", command, err, out.String())
-	}
-	return out.String()
+	return out
 }
