@@ -91,6 +91,10 @@ CHAOS ?= -duration $(if $(CI),10s,20s)
 chaos: packages root ## break each mode at random for a time (CHAOS='-duration 5m -seed 7 -modes nftables')
 	$(GO_TEST) -tags chaos -timeout 60m -run TestChaos ./test/chaos -args $(CHAOS) | go run ./test/verdict -title 'chaos' -expected-skips test/expected-skips
 
+.PHONY: chaos-vm
+chaos-vm: packages root ## the same in the virtual machine: ipvs mode, and the clock jumps (CHAOS='-modes ipvs -duration 5m')
+	scripts/chaos-vm $(if $(filter command line,$(origin CHAOS)),$(CHAOS)) | go run ./test/verdict -title 'chaos, virtual machine' -expected-skips test/expected-skips
+
 .PHONY: soak
 soak: packages root ## create and delete 10,000 Services 20 times (MODE=nftables)
 	go test -count=1 -v -tags chaos -timeout 120m -run TestSoak ./test/chaos -args -services 10000 -modes $(MODE)
@@ -99,11 +103,15 @@ soak: packages root ## create and delete 10,000 Services 20 times (MODE=nftables
 scale: packages root ## what 50,000 Services with 250,000 endpoints cost (MODE=nftables)
 	go test -count=1 -v -tags chaos -timeout 60m -run TestScale ./test/chaos -args -services 50000 -modes $(MODE)
 
+# Beside 1.37, whose build ring 7 needs too; each other one takes minutes to build once.
+KUBE_PROXIES ?= 1.29 1.33
+
 .PHONY: test-migration
-test-migration: packages root ## take over from kube-proxy 1.29, 1.33 and 1.37 under load; builds them first
-	set -- $$(scripts/tools etcd kube-apiserver kube-proxy kube-proxy-1.29 kube-proxy-1.33); \
-	SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3 1.29=$$4 1.33=$$5" \
-		$(GO_TEST) -tags cluster -run TestMigration ./test/cluster | go run ./test/verdict -title 'migration' -expected-skips test/expected-skips
+test-migration: packages root ## take over from kube-proxies under load, building them first (KUBE_PROXIES="1.29 ... 1.36")
+	set -- $$(scripts/tools etcd kube-apiserver kube-proxy $(addprefix kube-proxy-,$(KUBE_PROXIES))); \
+	export SVCPROXY_ETCD=$$1 SVCPROXY_KUBE_APISERVER=$$2 SVCPROXY_KUBE_PROXIES="1.37=$$3"; shift 3; \
+	for version in $(KUBE_PROXIES); do SVCPROXY_KUBE_PROXIES+=" $$version=$$1"; shift; done; \
+	$(GO_TEST) -tags cluster -run TestMigration ./test/cluster | go run ./test/verdict -title 'migration' -expected-skips test/expected-skips
 
 # What test-vm runs: without, what scripts/test-vm says.
 VM_MODES ?=
