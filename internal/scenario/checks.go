@@ -221,7 +221,7 @@ func (k *kernel) event(args []string) error {
 			if api.Reported(args[0], on) {
 				return nil
 			}
-		} else if k.out.HasEvent(args[0], on) {
+		} else if k.out.Events(args[0], on) > 0 {
 			return nil
 		}
 		return fmt.Errorf("no event %s; the proxy said last:\n%s", strings.Join(args, " "), k.out.Tail(5))

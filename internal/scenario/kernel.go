@@ -32,6 +32,7 @@ type kernel struct {
 	proxy    *subject.Process
 	out      subject.Output
 	marker   marker
+	alone    func() bool             // the proxy has removed what other modes left; nil: it has not changed its mode
 	held     map[string][]*flow.Held // by name; one for each family
 	loads    map[string][]*flow.Load
 }
@@ -376,6 +377,9 @@ func (k *kernel) stopProxy(kill bool) error {
 	return errors.Join(err, p.End(kill))
 }
 
+// verified is the event of a svcproxy that has removed what other modes left.
+const verified = "ModeVerified"
+
 // restart ends the proxy and starts it again. The next process comes first if that is
 // asked for and, as in an upgrade, in userspace mode, where it takes over what the
 // process itself serves: unless that is killed or the mode changes.
@@ -387,7 +391,12 @@ func (k *kernel) restart(how restarting) error {
 			return err
 		}
 	}
-	k.mode = cmp.Or(how.mode, k.mode)
+	if next := cmp.Or(how.mode, k.mode); next != k.mode {
+		k.mode = next
+		if before := k.out.Events(verified, nil); k.subject.Name == "svcproxy" {
+			k.alone = func() bool { return k.out.Events(verified, nil) > before }
+		}
+	}
 	if err := k.launch(); err != nil || predecessor == nil || !beside {
 		return err
 	}

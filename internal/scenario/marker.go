@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -71,6 +72,17 @@ func (k *kernel) sync(within time.Duration) error {
 		}
 	}
 	k.marker.zone = k.w.Zone
+	if k.alone != nil {
+		// What other modes left goes after the first sync. What keeps it, such as a
+		// kube-proxy beside, is no fault of the sync.
+		_ = flow.Until(deadline, func() error {
+			if !k.alone() {
+				return errors.New("other modes' objects are there")
+			}
+			return nil
+		})
+		k.alone = nil
+	}
 	return nil
 }
 

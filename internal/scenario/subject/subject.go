@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
-	"github.com/svcproxy/svcproxy/internal/scenario/flow"
 )
 
 // Subject is the program under test.
@@ -123,6 +122,10 @@ func (p *Process) Terminate() error {
 	return nil
 }
 
+// drain is more than a proxy that carries connections itself serves them for after it
+// was told to end: svcproxy's userspace mode, 25 s.
+const drain = 40 * time.Second
+
 // End stops the process and waits for its end.
 func (p *Process) End(kill bool) error {
 	signal := syscall.SIGTERM
@@ -135,10 +138,10 @@ func (p *Process) End(kill bool) error {
 	select {
 	case <-p.Exited:
 		return nil
-	case <-time.After(2 * flow.Settle):
+	case <-time.After(drain):
 		p.cmd.Process.Kill()
 		<-p.Exited
-		return fmt.Errorf("the proxy did not end within %s of %s", 2*flow.Settle, signal)
+		return fmt.Errorf("the proxy did not end within %s of %s", drain, signal)
 	}
 }
 
@@ -168,19 +171,21 @@ func (o *Output) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// HasEvent looks for a line in which the proxy reports an event about an object,
-// as structured logs of either form carry it.
-func (o *Output) HasEvent(reason string, on []string) bool {
+// Events counts the lines in which the proxy reports an event about an object,
+// as structured logs of either form carry it; on is its kind, namespace and name, nil:
+// any.
+func (o *Output) Events(reason string, on []string) int {
+	n := 0
 	for line := range strings.Lines(o.String()) {
 		if field(line, "reason") != reason {
 			continue
 		}
 		k := []string{field(line, "kind"), field(line, "namespace"), field(line, "name")}
 		if on == nil || slices.Equal(on, k) {
-			return true
+			n++
 		}
 	}
-	return false
+	return n
 }
 
 // field returns the value of a key in a line of log, key=value or "key":"value".

@@ -105,17 +105,17 @@ time=2026-01-01T00:00:01Z level=WARN msg=event type=Warning reason=AddressConfli
 	tests := []struct {
 		reason string
 		on     []string
-		want   bool
+		want   int
 	}{
-		{"AddressConflict", nil, true},
-		{"AddressConflict", []string{"Service", "default", "new"}, true},
-		{"AddressConflict", []string{"Service", "default", "old"}, false},
-		{"NodeAddress", []string{"Service", "default", "edge"}, true},
-		{"Conflict", nil, false},
+		{"AddressConflict", nil, 1},
+		{"AddressConflict", []string{"Service", "default", "new"}, 1},
+		{"AddressConflict", []string{"Service", "default", "old"}, 0},
+		{"NodeAddress", []string{"Service", "default", "edge"}, 1},
+		{"Conflict", nil, 0},
 	}
 	for _, tt := range tests {
-		if have := o.HasEvent(tt.reason, tt.on); have != tt.want {
-			t.Errorf("%s on %v: have %t", tt.reason, tt.on, have)
+		if have := o.Events(tt.reason, tt.on); have != tt.want {
+			t.Errorf("%s on %v: have %d", tt.reason, tt.on, have)
 		}
 	}
 	if s := o.Tail(1); !strings.HasPrefix(s, "{") || strings.Contains(s, "\n") {
