@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -41,8 +42,38 @@ func (p *process) rss() (float64, error) {
 	return field(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid), "VmRSS:")
 }
 
-// slabKiB returns what the kernel has allocated for its objects.
-func slabKiB() (float64, error) { return field("/proc/meminfo", "Slab:") }
+// ofConnections are the caches from which the kernel takes what a TCP connection needs,
+// pipes of relays included. Others grow with what else the system does: reading
+// /proc/PID/fd leaves an inode for each descriptor.
+var ofConnections = []string{
+	"TCP", "request_sock_TCP", "tw_sock_TCP", "sock_inode_cache", "filp", "eventpoll_epi", "eventpoll_pwq", "ep_head",
+	"skbuff_head_cache", "skbuff_small_head", "skbuff_fclone_cache", "kmalloc-cg-192", "kmalloc-cg-1k",
+}
+
+// slabKiB returns what the kernel has allocated for connections.
+func slabKiB() (float64, error) {
+	b, err := os.ReadFile("/proc/slabinfo")
+	if err != nil {
+		return 0, err
+	}
+	total := 0.0
+	for line := range strings.Lines(string(b)) { // name, objects in use, objects, size of each
+		parts := strings.Fields(line)
+		if len(parts) < 4 || !slices.Contains(ofConnections, parts[0]) {
+			continue
+		}
+		used, err := strconv.ParseFloat(parts[1], 64)
+		if err != nil {
+			return 0, err
+		}
+		size, err := strconv.ParseFloat(parts[3], 64)
+		if err != nil {
+			return 0, err
+		}
+		total += used * size / 1024
+	}
+	return total, nil
+}
 
 // field returns the number that follows a name in a file of /proc.
 func field(file, name string) (float64, error) {
