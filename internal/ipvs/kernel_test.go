@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -197,5 +198,43 @@ func TestKernelEndsLikeTheFake(t *testing.T) {
 	}
 	if have := listing(t, k); have != before {
 		t.Errorf("after clean-up: %s", firstDifference(have, before))
+	}
+}
+
+// The kernel gives a table up and takes it back as the one in memory does.
+func TestKernelHandOver(t *testing.T) {
+	inNamespace(t)
+	k := &nftkernel.Tables{}
+	t.Cleanup(func() { _ = k.Close() })
+	r, p := inUse(t)
+	on := r.kernel()
+	on.tables = k
+	mustApply(t, newBackend(testEnv(plan.IPv4), Options{}, on), plan.Update{Plan: p})
+	before := contents(t, k, plan.IPv4)
+	h, env := &handover{}, testEnv(plan.IPv4)
+	waits := func(what string, h *handover) {
+		t.Helper()
+		if _, ok := errors.AsType[*dataplane.Draining](h.next(t.Context(), env, Options{}, on)); !ok {
+			t.Fatalf("%s: no connection is waited for", what)
+		}
+		fake, _ := inUse(t)
+		(&handover{}).mustDrain(t, fake, 1)
+		if have, want := contents(t, k, plan.IPv4), contents(t, fake.tables, plan.IPv4); have != want {
+			t.Fatalf("%s: %s", what, firstDifference(have, want))
+		}
+	}
+	waits("given up", h)
+	waits("given up again", &handover{})
+	mustApply(t, newBackend(testEnv(plan.IPv4), Options{}, on), plan.Update{Plan: p})
+	if have := contents(t, k, plan.IPv4); have != before {
+		t.Fatalf("taken back: %s", firstDifference(have, before))
+	}
+	waits("given up after that", &handover{})
+	r.servers.SetLive(webKey, podA, 0, 0, 0)
+	if err := h.next(t.Context(), env, Options{}, on); err != nil {
+		t.Fatal(err)
+	}
+	if have := contents(t, k, plan.IPv4); have != "" {
+		t.Errorf("left is\n%s", have)
 	}
 }
