@@ -117,17 +117,24 @@ const lossAllowed = 0.01
 
 // throughput looks for the highest rate that loses no more than lossAllowed, in steps
 // of a sixth of d: by half more as long as it goes well, and by halves of what is left
-// then. A rate that the client itself cannot send has not gone well.
+// then. A rate that the client itself cannot send has not gone well. One counts as bad
+// that goes wrong three times: machines that others use too stand still at times.
 func throughput(to netip.AddrPort, threads int, d time.Duration, joined bool) (figure, error) {
 	f := figure{}
 	step := d / 6
-	try := func(rate float64) (bool, error) {
+	once := func(rate float64) (bool, error) {
 		sent, received, err := sendFor(to, threads, step, rate, joined)
 		f.Done += float64(received)
 		f.Seconds += step.Seconds()
 		offered := rate * step.Seconds()
 		return err == nil && float64(sent) > offered*(1-lossAllowed)-float64(threads*atOnce) &&
 			float64(received) >= float64(sent)*(1-lossAllowed), err
+	}
+	try := func(rate float64) (ok bool, err error) {
+		for tries := 0; tries < 3 && !ok && err == nil; tries++ {
+			ok, err = once(rate)
+		}
+		return ok, err
 	}
 	low, high := 0.0, 0.0
 	for rate := 10_000.0; high == 0; rate *= 1.5 {

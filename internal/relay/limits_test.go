@@ -69,11 +69,12 @@ func TestTheServiceWithMostConnectionsGivesWay(t *testing.T) {
 	}
 }
 
-// However many idle connections a Service gets, and however fast, there is room for
-// others at once.
+// However many connections a Service gets, and however fast, there is room for others
+// at once: whether they are idle or bring a byte now and then.
 func TestOneServiceLeavesRoomForOthers(t *testing.T) {
 	for _, p := range []plan.Protocol{plan.TCP, plan.UDP} {
 		r := mustStart(t, Options{Descriptors: 192, UDPTimeout: time.Minute})
+		var held []net.Conn
 		greedy, second, modest := r.NewService("default/greedy"), r.NewService("default/second"), r.NewService("default/modest")
 		to := servicePort(mustServe(t, echo))
 		attacked := to
@@ -93,6 +94,7 @@ func TestOneServiceLeavesRoomForOthers(t *testing.T) {
 				}
 				t.Cleanup(func() { c.Close() })
 				_, _ = c.Write([]byte("x"))
+				held = append(held, c)
 			}
 			eventually(t, "all were taken or refused", func() bool {
 				f := s.Figures()
@@ -100,6 +102,9 @@ func TestOneServiceLeavesRoomForOthers(t *testing.T) {
 			})
 		}
 		for range 4 { // nine of the descriptors are left
+			for _, c := range held {
+				_, _ = c.Write([]byte("x"))
+			}
 			mustExchange(t, mustDial(t, few.Addr()), p.String())
 		}
 		if f := modest.Figures(); f.Failures != [reasons]uint64{} {
