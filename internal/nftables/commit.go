@@ -74,6 +74,8 @@ func (f *family) guard() {
 	c := &change{f: f}
 	for chunk := range slices.Chunk(f.guards, elementsPerCommit) {
 		c.edits = &edits.Edits{}
+		fresh := c.edits.At(edits.Fresh, setEndpointAddrs)
+		fresh.Add = slices.Grow(fresh.Add, len(chunk))
 		for _, k := range chunk {
 			c.add(edits.Fresh, k.kind.set(), k.element(f.fam))
 		}

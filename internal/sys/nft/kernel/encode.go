@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -29,6 +30,8 @@ const (
 	// elementBytes is up to how much of a message elements fill: the attribute
 	// around them has a length of two bytes.
 	elementBytes = 60_000
+	// elementGuess is how much room is made for an element: most need less.
+	elementGuess = 128
 	verdictType  = 0xffffff00 // NFT_DATA_VERDICT
 )
 
@@ -163,7 +166,7 @@ func encodeElements(out []netlink.Message, o *nft.Op) []netlink.Message {
 		if o.Kind == nft.DeleteElements {
 			m = request(unix.NFT_MSG_DELSETELEM, 0, o.Table.Family)
 		}
-		w := &wire.Message{Buf: m.Data}
+		w := &wire.Message{Buf: slices.Grow(m.Data, min(len(rest)*elementGuess, elementBytes)+elementGuess)}
 		w.Text(unix.NFTA_SET_ELEM_LIST_TABLE, o.Table.Name)
 		w.Text(unix.NFTA_SET_ELEM_LIST_SET, o.Set.Name)
 		list := w.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED)
