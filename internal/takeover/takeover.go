@@ -217,8 +217,9 @@ func (t *Takeover) Run(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
+			_, drains := errors.AsType[*dataplane.Draining](err)
 			done = err == nil
-			ended = ended && !done
+			ended = ended && !done && !drains
 			t.tellAttempt(err)
 		}
 		wait := t.cfg.Look
@@ -245,9 +246,9 @@ func (t *Takeover) attempt(ctx context.Context, rival *Rival, ended bool) error 
 		if err := t.verify(ctx); err != nil {
 			return fmt.Errorf("the self-probe of mode %s fails, so the objects of %s stay in force: %w", t.cfg.Mode, strings.Join(inForce, ", "), err)
 		}
-		if rival != nil && rival.Mode != t.cfg.Mode {
-			return errRival
-		}
+	}
+	if (len(inForce) > 0 || t.Status().Draining != "") && rival != nil && rival.Mode != t.cfg.Mode {
+		return errRival
 	}
 	var errs []error
 	var draining *dataplane.Draining
@@ -373,7 +374,10 @@ func (t *Takeover) tellAttempt(err error) {
 	}
 	t.mu.Lock()
 	was := t.status.Error
-	t.status.Error, t.status.Draining = text, drains
+	t.status.Error = text
+	if !errors.Is(err, errRival) {
+		t.status.Draining = drains
+	}
 	t.mu.Unlock()
 	switch {
 	case err == nil || was == text:

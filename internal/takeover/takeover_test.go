@@ -202,6 +202,11 @@ func TestOldModeDrains(t *testing.T) {
 			t.Errorf("the status is %+v, the problem %q", s, n.takeover.Problem())
 		}
 		n.mustDo(time.Second, "remove old")
+		// One that is back needs them itself.
+		n.set(func() { n.rival = &Rival{Mode: "old"} })
+		n.mustDo(time.Hour, "tell KubeProxyRunning")
+		n.set(func() { n.rival = nil })
+		n.mustDo(5*time.Second, "tell KubeProxyEnded", "remove old", "remove leftovers")
 		n.set(func() { open = 0 })
 		n.mustDo(time.Hour, "remove old")
 		if s := n.takeover.Status(); s.Draining != "" {
