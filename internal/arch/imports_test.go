@@ -40,6 +40,7 @@ var modeMay = []string{"internal/plan", "internal/delta", "internal/dataplane", 
 // import what they like.
 var rules = []rule{
 	{"internal/plan", nil},
+	{"internal/plan/plantest", []string{"internal/plan"}},
 	{"internal/delta", nil},
 	{"internal/planner", slices.Concat([]string{"internal/plan", "internal/cluster"}, apiTypes)},
 	{"internal/cluster", apiTypes},

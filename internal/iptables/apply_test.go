@@ -13,6 +13,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
 )
 
@@ -44,18 +45,18 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 					b.Invalidate()
 				case 3: // a write is lost
 					lose(fakes)
-					if err := b.Apply(context.Background(), difference(applied, last)); err == nil && !fakesIdle(fakes) {
+					if err := b.Apply(context.Background(), plantest.Difference(applied, last)); err == nil && !fakesIdle(fakes) {
 						t.Fatal("Apply returns nil although the write failed")
 					}
 					keep(fakes)
 				}
-				mustApply(t, b, difference(applied, last))
+				mustApply(t, b, plantest.Difference(applied, last))
 				applied = last
 				fresh, want := onFakes(t, store, plan.IPv4, plan.IPv6)
 				setMany(t, fresh, many)
 				mustApply(t, fresh, plan.Update{Plan: last})
 				if state(fakes) != state(want) {
-					t.Fatalf("step %d: %s", step, firstDifference(state(fakes), state(want)))
+					t.Fatalf("step %d: %s", step, plantest.FirstDifference(state(fakes), state(want)))
 				}
 				if lines, err := b.Diff(context.Background(), last); err != nil || len(lines) > 0 {
 					t.Fatalf("step %d: Diff finds %q, %v", step, lines, err)
@@ -94,16 +95,6 @@ func fakesIdle(fakes map[plan.Family]*sys.Fake) bool {
 		}
 	}
 	return true
-}
-
-func firstDifference(have, want string) string {
-	h, w := strings.Split(have, "\n"), strings.Split(want, "\n")
-	for i := range min(len(h), len(w)) {
-		if h[i] != w[i] {
-			return fmt.Sprintf("line %d:\nhave %s\nwant %s", i+1, h[i], w[i])
-		}
-	}
-	return fmt.Sprintf("have %d lines, want %d", len(h), len(w))
 }
 
 // twoServices is a plan with a TCP and a UDP Service.
@@ -169,7 +160,7 @@ func TestPartialLeavesEarlierState(t *testing.T) {
 	}
 	mustApply(t, again, plan.Update{Plan: p})
 	if state(fakes) != before {
-		t.Errorf("the whole plan after a partial one: %s", firstDifference(state(fakes), before))
+		t.Errorf("the whole plan after a partial one: %s", plantest.FirstDifference(state(fakes), before))
 	}
 	fresh, empty := onFakes(t, sys.Legacy, plan.IPv4)
 	mustApply(t, fresh, plan.Update{Plan: part, Partial: true})
@@ -207,7 +198,7 @@ func TestRefusedServiceIsNamed(t *testing.T) {
 				fresh, want := onFakes(t, store, plan.IPv4)
 				mustApply(t, fresh, plan.Update{Plan: p})
 				if state(fakes) != state(want) {
-					t.Errorf("the others: %s", firstDifference(state(fakes), state(want)))
+					t.Errorf("the others: %s", plantest.FirstDifference(state(fakes), state(want)))
 				}
 				mustApply(t, b, plan.Update{Plan: p, Changed: []plan.Change{{ID: odd.ID, Old: odd}}})
 				f.Refuse(nil)
@@ -293,9 +284,9 @@ func TestFailedWriteIsRepeated(t *testing.T) {
 	fresh, want := onFakes(t, sys.Legacy, plan.IPv4)
 	mustApply(t, fresh, plan.Update{Plan: p})
 	if state(fakes) != state(want) {
-		t.Error(firstDifference(state(fakes), state(want)))
+		t.Error(plantest.FirstDifference(state(fakes), state(want)))
 	}
-	if n := b.env.Stats.(*counts).get("sync_proxy_rules_iptables_restore_failures_total", "IPv4"); n != 1 {
+	if n := b.env.Stats.(*plantest.Counts).Get("sync_proxy_rules_iptables_restore_failures_total", "IPv4"); n != 1 {
 		t.Errorf("%v failures counted, want 1", n)
 	}
 }
@@ -318,7 +309,7 @@ func TestDeletedChainIsRepairedWithTheNextChange(t *testing.T) {
 	fresh, want := onFakes(t, sys.NFT, plan.IPv4)
 	mustApply(t, fresh, plan.Update{Plan: p})
 	if state(fakes) != state(want) {
-		t.Error(firstDifference(state(fakes), state(want)))
+		t.Error(plantest.FirstDifference(state(fakes), state(want)))
 	}
 }
 
@@ -340,7 +331,7 @@ func TestDeletedChainIsNobodysFault(t *testing.T) {
 			fresh, want := onFakes(t, store, plan.IPv4)
 			mustApply(t, fresh, plan.Update{Plan: p})
 			if state(fakes) != state(want) {
-				t.Error(firstDifference(state(fakes), state(want)))
+				t.Error(plantest.FirstDifference(state(fakes), state(want)))
 			}
 		})
 	}
@@ -508,7 +499,7 @@ func TestCleanupAfterKubeProxyAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		if after := state(fakes); after != before {
-			t.Errorf("%s: svcproxy's rules changed: %s", store, firstDifference(after, before))
+			t.Errorf("%s: svcproxy's rules changed: %s", store, plantest.FirstDifference(after, before))
 		}
 		mustBeInForce(true)
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
 )
 
@@ -112,12 +113,12 @@ func TestKernelPrintsWhatIsRendered(t *testing.T) {
 				setMany(t, shadow, always)
 			}
 			next = randomPlan(rng, last, plan.IPv4, plan.IPv6)
-			u := difference(last, next)
+			u := plantest.Difference(last, next)
 			mustApply(t, b, u)
 			mustApply(t, shadow, u)
 			for _, f := range plan.Families {
 				if have, want := listing(t, tables[f]), listing(t, fakes[f]); have != want {
-					t.Fatalf("%s, step %d: %s", store, step, firstDifference(have, want))
+					t.Fatalf("%s, step %d: %s", store, step, plantest.FirstDifference(have, want))
 				}
 			}
 			last = next
@@ -180,7 +181,7 @@ func TestKernelInterferenceIsNoticed(t *testing.T) {
 				b.Invalidate()
 				mustApply(t, b, plan.Update{Plan: p})
 				if have := listing(t, tables[plan.IPv4]); have != want {
-					t.Fatalf("after %s: %s", name, firstDifference(have, want))
+					t.Fatalf("after %s: %s", name, plantest.FirstDifference(have, want))
 				}
 			}
 			// Our own repairs are not interference.
@@ -228,7 +229,7 @@ func TestKernelCleanup(t *testing.T) {
 		for _, store := range bothStores {
 			for f, tables := range kernelTables(t, store) {
 				if have := listing(t, tables); have != before[store][f] {
-					t.Errorf("round %d, %s %s: %s", round, store, f, firstDifference(have, before[store][f]))
+					t.Errorf("round %d, %s %s: %s", round, store, f, plantest.FirstDifference(have, before[store][f]))
 				}
 			}
 		}
@@ -275,7 +276,7 @@ func TestKernelTakeOver(t *testing.T) {
 		for _, f := range plan.Families {
 			have, want := sorted(listing(t, use[f])), sorted(listing(t, fakes[f]))
 			if have != want {
-				t.Errorf("%s %s: %s", store, f, firstDifference(have, want))
+				t.Errorf("%s %s: %s", store, f, plantest.FirstDifference(have, want))
 			}
 			if left := listing(t, other[f]); strings.Contains(left, "KUBE-") {
 				t.Errorf("%s %s: the other store still has %s", store, f, left)

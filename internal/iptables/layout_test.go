@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
 )
 
@@ -107,7 +108,7 @@ func TestRefusedBeforeUntranslatedInParts(t *testing.T) {
 				}
 			}}
 			setMany(t, b, always)
-			mustApply(t, b, difference(before, &after))
+			mustApply(t, b, plantest.Difference(before, &after))
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
 	"github.com/svcproxy/svcproxy/internal/sys/iptables/rule"
 )
@@ -139,7 +140,7 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if have != string(want) {
-				t.Errorf("%s differs (-update rewrites it), %s", path, firstDifference(have, string(want)))
+				t.Errorf("%s differs (-update rewrites it), %s", path, plantest.FirstDifference(have, string(want)))
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 )
 
 // Service ports that come and go, each time under other names, leave nothing
@@ -25,10 +26,10 @@ func TestServicesThatComeAndGoLeaveNothing(t *testing.T) {
 					sp := clusterService(w, fmt.Sprintf("round-%d-%d", round, n), n+10, w.at("pod", n+1), w.at("remote", n+1))
 					more.Services[sp.ID] = sp
 				}
-				mustApply(t, b, difference(p, &more))
-				mustApply(t, b, difference(&more, p))
+				mustApply(t, b, plantest.Difference(p, &more))
+				mustApply(t, b, plantest.Difference(&more, p))
 				if state(fakes) != kept {
-					t.Fatalf("round %d: %s", round, firstDifference(state(fakes), kept))
+					t.Fatalf("round %d: %s", round, plantest.FirstDifference(state(fakes), kept))
 				}
 				now := len(d.services) + len(d.dirty) + d.track.Len() + d.track.Differing() + len(d.shared) + len(d.rules)
 				if round == 0 {

@@ -8,47 +8,18 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
 )
 
-// counts are dataplane.Stats in memory.
-type counts struct {
-	mu sync.Mutex
-	at map[string]float64
-}
-
-func (c *counts) put(metric string, v float64, add bool, labels []string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.at == nil {
-		c.at = map[string]float64{}
-	}
-	key := fmt.Sprint(metric, labels)
-	if add {
-		v += c.at[key]
-	}
-	c.at[key] = v
-}
-
-func (c *counts) Add(metric string, v float64, labels ...string)     { c.put(metric, v, true, labels) }
-func (c *counts) Set(metric string, v float64, labels ...string)     { c.put(metric, v, false, labels) }
-func (c *counts) Observe(metric string, v float64, labels ...string) { c.put(metric, v, true, labels) }
-
-func (c *counts) get(metric string, labels ...string) float64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.at[fmt.Sprint(metric, labels)]
-}
-
 func testEnv(families ...plan.Family) dataplane.Env {
 	return dataplane.Env{
-		Log: slog.New(slog.DiscardHandler), Stats: &counts{},
+		Log: slog.New(slog.DiscardHandler), Stats: &plantest.Counts{},
 		Families: families, MasqueradeBit: 14,
 	}
 }
@@ -100,27 +71,6 @@ func state(fakes map[plan.Family]*sys.Fake) string {
 		}
 	}
 	return out
-}
-
-// difference makes the update from one plan to another, as a planner would.
-func difference(a, b *plan.Plan) plan.Update {
-	u := plan.Update{Plan: b, Node: a == nil || !a.Node.Equal(b.Node)}
-	olds := map[plan.ID]*plan.ServicePort{}
-	if a != nil {
-		olds = a.Services
-	}
-	for id, old := range olds {
-		if sp := b.Services[id]; sp != old {
-			u.Changed = append(u.Changed, plan.Change{ID: id, Old: old, New: sp})
-		}
-	}
-	for id, sp := range b.Services {
-		if olds[id] == nil {
-			u.Changed = append(u.Changed, plan.Change{ID: id, New: sp})
-		}
-	}
-	slices.SortFunc(u.Changed, func(x, y plan.Change) int { return x.ID.Compare(y.ID) })
-	return u
 }
 
 // The addresses of a small world, IPv4 and IPv6.

@@ -16,6 +16,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 	"github.com/svcproxy/svcproxy/internal/sys/ipset"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
@@ -37,7 +38,7 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 			b := r.backend(Options{}, families...)
 			var last, applied *plan.Plan
 			for step := range 80 {
-				last = randomPlan(rng, last, families...)
+				last = plantest.RandomPlan(rng, last, families...)
 				switch rng.IntN(8) {
 				case 0: // a restart
 					b, applied = r.backend(Options{}, families...), nil
@@ -48,10 +49,10 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 					b.Invalidate()
 				case 4:
 					r.fail(rng)
-					_ = b.Apply(context.Background(), difference(applied, last))
+					_ = b.Apply(context.Background(), plantest.Difference(applied, last))
 					r.heal()
 				}
-				mustApply(t, b, difference(applied, last))
+				mustApply(t, b, plantest.Difference(applied, last))
 				applied = last
 				if step%compareEvery != 0 {
 					continue
@@ -60,7 +61,7 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 				fresh := newRig()
 				mustApply(t, fresh.backend(Options{}, families...), plan.Update{Plan: last})
 				if have, want := r.state(t), fresh.state(t); have != want {
-					t.Fatalf("step %d: %s", step, firstDifference(have, want))
+					t.Fatalf("step %d: %s", step, plantest.FirstDifference(have, want))
 				}
 			}
 		})
@@ -131,23 +132,23 @@ func (r *rig) heal() { r.servers.Fail, r.tables.Refuse, r.device.Fail = nil, nil
 
 // webPlan is a plan with one Service of some endpoints.
 func webPlan(edit func(*plan.ServicePort), endpoints ...int) *plan.Plan {
-	w := testWorld(plan.IPv4)
+	w := plantest.NewWorld(plan.IPv4)
 	sp := &plan.ServicePort{
 		ID: plan.ID{Namespace: "default", Name: "web", Port: "http", Protocol: plan.TCP, Family: plan.IPv4},
 		Frontends: []plan.Frontend{
-			{Kind: plan.ClusterIP, Addr: w.at("service", 20), Port: 80, Route: [3]plan.Route{{}, {SNAT: true}, {SNAT: true}}},
+			{Kind: plan.ClusterIP, Addr: w.At("service", 20), Port: 80, Route: [3]plan.Route{{}, {SNAT: true}, {SNAT: true}}},
 		},
 	}
 	for _, n := range endpoints {
-		sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Addr: netip.AddrPortFrom(w.at("pod", n), 8080), OnNode: true, Weight: 1})
+		sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Addr: netip.AddrPortFrom(w.At("pod", n), 8080), OnNode: true, Weight: 1})
 	}
 	if edit != nil {
 		edit(sp)
 	}
 	return &plan.Plan{Services: map[plan.ID]*plan.ServicePort{sp.ID: sp}, Node: &plan.Node{
-		Name: "alder", Addrs: w.node, NodePorts: map[plan.Family]plan.NodePorts{plan.IPv4: {Addrs: w.node[:1]}},
-		Local:        map[plan.Family]plan.LocalTraffic{plan.IPv4: {Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{w.pods}}},
-		ServiceCIDRs: []netip.Prefix{w.services},
+		Name: "alder", Addrs: w.Node, NodePorts: map[plan.Family]plan.NodePorts{plan.IPv4: {Addrs: w.Node[:1]}},
+		Local:        map[plan.Family]plan.LocalTraffic{plan.IPv4: {Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{w.Pods}}},
+		ServiceCIDRs: []netip.Prefix{w.Services},
 	}}
 }
 
@@ -179,9 +180,9 @@ func wantChanges(t *testing.T, r *rig, want ...string) {
 
 func TestRestartWritesNothing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 3))
-	p := randomPlan(rng, nil, plan.Families[:]...)
+	p := plantest.RandomPlan(rng, nil, plan.Families[:]...)
 	for range 40 {
-		p = randomPlan(rng, p, plan.Families[:]...)
+		p = plantest.RandomPlan(rng, p, plan.Families[:]...)
 	}
 	r := newRig()
 	mustApply(t, r.backend(Options{}, plan.Families[:]...), plan.Update{Plan: p})
@@ -223,12 +224,12 @@ func TestListings(t *testing.T) {
 		}
 	}
 	rng := rand.New(rand.NewPCG(8, 8))
-	p := randomPlan(rng, nil, plan.Families[:]...)
+	p := plantest.RandomPlan(rng, nil, plan.Families[:]...)
 	mustApply(t, b, plan.Update{Plan: p})
 	mustList("at the start", 1)
 	for range 10 {
-		next := randomPlan(rng, p, plan.Families[:]...)
-		mustApply(t, b, difference(p, next))
+		next := plantest.RandomPlan(rng, p, plan.Families[:]...)
+		mustApply(t, b, plantest.Difference(p, next))
 		p = next
 	}
 	mustList("for changes", 0)
@@ -236,8 +237,8 @@ func TestListings(t *testing.T) {
 	mustApply(t, b, plan.Update{Plan: p})
 	mustList("after interference", 1)
 	r.tables.Refuse = func([]nft.Op) error { return &nft.Error{Err: errors.New("refused")} }
-	next := randomPlan(rng, p, plan.Families[:]...)
-	if err := b.Apply(t.Context(), difference(p, next)); err == nil {
+	next := plantest.RandomPlan(rng, p, plan.Families[:]...)
+	if err := b.Apply(t.Context(), plantest.Difference(p, next)); err == nil {
 		t.Fatal("Apply succeeds")
 	}
 	r.tables.Refuse = nil
@@ -254,7 +255,7 @@ func TestWeightIsRaisedAfterRestart(t *testing.T) {
 	mustApply(t, b, plan.Update{Plan: p})
 	r.servers.SetLive(webKey, podA, 1, 0, 0)
 	none := webPlan(nil)
-	mustApply(t, b, difference(p, none))
+	mustApply(t, b, plantest.Difference(p, none))
 	wantWeight(t, r, podA, 0)
 	again := r.backend(Options{}, plan.IPv4)
 	mustApply(t, again, plan.Update{Plan: p})
@@ -291,7 +292,7 @@ func TestEndpointDrains(t *testing.T) {
 		mustApply(t, b, plan.Update{Plan: two})
 		r.servers.SetLive(webKey, podA, 3, 0, 0)
 		r.changes()
-		mustApply(t, b, difference(two, one))
+		mustApply(t, b, plantest.Difference(two, one))
 		wantChanges(t, r, "update real server TCP 10.62.0.20:80 > 10.61.1.1:8080")
 		wantWeight(t, r, podA, 0)
 		start := r.clock
@@ -342,7 +343,7 @@ func TestDeadlinesOutliveInvalidate(t *testing.T) {
 	two, one := webPlan(nil, 1, 2), webPlan(nil, 2)
 	mustApply(t, b, plan.Update{Plan: two})
 	r.servers.SetLive(webKey, podA, 1, 0, 0)
-	mustApply(t, b, difference(two, one))
+	mustApply(t, b, plantest.Difference(two, one))
 	for range 6 {
 		wantWeight(t, r, podA, 0)
 		r.clock = r.clock.Add(10 * time.Second)
@@ -354,13 +355,13 @@ func TestDeadlinesOutliveInvalidate(t *testing.T) {
 	wantWeight(t, r, podA, -1)
 
 	// One that came back and goes again has all of it.
-	mustApply(t, b, difference(one, two))
+	mustApply(t, b, plantest.Difference(one, two))
 	r.servers.SetLive(webKey, podA, 1, 0, 0)
-	mustApply(t, b, difference(two, one))
+	mustApply(t, b, plantest.Difference(two, one))
 	b.Invalidate()
-	mustApply(t, b, difference(one, two))
+	mustApply(t, b, plantest.Difference(one, two))
 	r.clock = r.clock.Add(time.Hour)
-	mustApply(t, b, difference(two, one))
+	mustApply(t, b, plantest.Difference(two, one))
 	r.clock = r.clock.Add(30 * time.Second)
 	mustApply(t, b, plan.Update{Plan: one})
 	wantWeight(t, r, podA, 0)
@@ -389,9 +390,9 @@ func TestEndpointThatReturnsIsRaised(t *testing.T) {
 	two, one := webPlan(nil, 1, 2), webPlan(nil, 2)
 	mustApply(t, b, plan.Update{Plan: two})
 	r.servers.SetLive(webKey, podA, 3, 0, 0)
-	mustApply(t, b, difference(two, one))
+	mustApply(t, b, plantest.Difference(two, one))
 	r.changes()
-	mustApply(t, b, difference(one, two))
+	mustApply(t, b, plantest.Difference(one, two))
 	wantChanges(t, r, "update real server TCP 10.62.0.20:80 > 10.61.1.1:8080")
 	wantWeight(t, r, podA, 1)
 	if at := b.Due(); !at.IsZero() {
@@ -407,7 +408,7 @@ func TestServiceDrains(t *testing.T) {
 	mustApply(t, b, plan.Update{Plan: p})
 	r.servers.SetLive(webKey, podA, 1, 0, 0)
 	r.servers.SetLive(webKey, podB, 1, 0, 0)
-	mustApply(t, b, difference(p, emptyPlan(p)))
+	mustApply(t, b, plantest.Difference(p, emptyPlan(p)))
 	wantWeight(t, r, podA, 0)
 	wantWeight(t, r, podB, 0)
 	for _, restart := range []bool{false, true} {
@@ -439,9 +440,9 @@ func TestUDPGoesAtOnce(t *testing.T) {
 	two, one := webPlan(udp, 1, 2), webPlan(udp, 2)
 	mustApply(t, b, plan.Update{Plan: two})
 	r.changes()
-	mustApply(t, b, difference(two, one))
+	mustApply(t, b, plantest.Difference(two, one))
 	wantChanges(t, r, "delete real server UDP 10.62.0.20:80 > 10.61.1.1:8080")
-	mustApply(t, b, difference(one, emptyPlan(one)))
+	mustApply(t, b, plantest.Difference(one, emptyPlan(one)))
 	wantChanges(t, r, "delete server UDP 10.62.0.20:80")
 }
 
@@ -460,7 +461,7 @@ func TestVanishedEndpoint(t *testing.T) {
 		}, 2)
 		mustApply(t, b, plan.Update{Plan: two})
 		r.servers.SetLive(webKey, podA, 1, 0, 0)
-		mustApply(t, b, difference(two, one))
+		mustApply(t, b, plantest.Difference(two, one))
 		r.clock = r.clock.Add(11 * time.Second)
 		mustApply(t, b, plan.Update{Plan: one})
 		want := -1
@@ -489,8 +490,8 @@ func TestForeignVirtualServers(t *testing.T) {
 			b := r.backend(o, plan.IPv4)
 			var last *plan.Plan
 			for range 20 {
-				p = randomPlan(rng, p, plan.IPv4)
-				mustApply(t, b, difference(last, p))
+				p = plantest.RandomPlan(rng, p, plan.IPv4)
+				mustApply(t, b, plantest.Difference(last, p))
 				last = p
 			}
 		}
@@ -533,13 +534,13 @@ func TestContestedVirtualServer(t *testing.T) {
 // on the device that nobody wants go.
 func TestTakeOverFromKubeProxy(t *testing.T) {
 	r := newRig()
-	w := testWorld(plan.IPv4)
+	w := plantest.NewWorld(plan.IPv4)
 	ctx := context.Background()
 	if err := r.device.Create(ctx); err != nil {
 		t.Fatal(err)
 	}
-	nodePort := ipvs.ByAddr(ipvs.TCP, netip.AddrPortFrom(w.node[0], 31080))
-	old := ipvs.ByAddr(ipvs.UDP, netip.AddrPortFrom(w.at("service", 99), 53))
+	nodePort := ipvs.ByAddr(ipvs.TCP, netip.AddrPortFrom(w.Node[0], 31080))
+	old := ipvs.ByAddr(ipvs.UDP, netip.AddrPortFrom(w.At("service", 99), 53))
 	for _, k := range []ipvs.Key{webKey, nodePort, old} {
 		if err := r.servers.CreateServer(ipvs.VirtualServer{Key: k, Scheduler: "rr", ClientBits: 32}); err != nil {
 			t.Fatal(err)
@@ -565,7 +566,7 @@ func TestTakeOverFromKubeProxy(t *testing.T) {
 	fresh := newRig()
 	mustApply(t, fresh.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
 	if have, want := r.state(t), fresh.state(t); have != want {
-		t.Error(firstDifference(have, want))
+		t.Error(plantest.FirstDifference(have, want))
 	}
 }
 
@@ -685,9 +686,9 @@ func TestCleanup(t *testing.T) {
 	r := newRig()
 	sets := &ipset.Fake{Set: map[string]bool{"KUBE-CLUSTER-IP": false, "KUBE-6-LOAD-BALANCER-SOURCE-CID": false, "KUBE-LOOP-BACK": true, "mine": false}}
 	rng := rand.New(rand.NewPCG(5, 5))
-	p := randomPlan(rng, nil, plan.Families[:]...)
+	p := plantest.RandomPlan(rng, nil, plan.Families[:]...)
 	for range 20 {
-		p = randomPlan(rng, p, plan.Families[:]...)
+		p = plantest.RandomPlan(rng, p, plan.Families[:]...)
 	}
 	mustApply(t, r.backend(Options{}, plan.Families[:]...), plan.Update{Plan: p})
 	if yes, err := inForce(context.Background(), r.kernel()); err != nil || !yes {
@@ -703,7 +704,7 @@ func TestCleanup(t *testing.T) {
 			t.Errorf("IP sets: %v, want that in use and the admin's", sets.Set)
 		}
 		if have, want := r.state(t), newRig().state(t); have != want {
-			t.Errorf("left: %s", firstDifference(have, want))
+			t.Errorf("left: %s", plantest.FirstDifference(have, want))
 		}
 	}
 	if yes, err := inForce(context.Background(), r.kernel()); err != nil || yes {
@@ -754,7 +755,7 @@ func TestTableOfAnotherLayout(t *testing.T) {
 		fresh := newRig()
 		mustApply(t, fresh.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
 		if have, want := r.state(t), fresh.state(t); have != want {
-			t.Errorf("%s: %s", name, firstDifference(have, want))
+			t.Errorf("%s: %s", name, plantest.FirstDifference(have, want))
 		}
 	}
 }
@@ -865,7 +866,7 @@ func TestOneRefusedServiceAmongFifty(t *testing.T) {
 		fresh := newRig()
 		mustApply(t, fresh.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
 		if have, want := r.state(t), fresh.state(t); have != want {
-			t.Errorf("%s: %s", what, firstDifference(have, want))
+			t.Errorf("%s: %s", what, plantest.FirstDifference(have, want))
 		}
 	}
 }

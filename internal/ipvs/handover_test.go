@@ -12,6 +12,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
 )
@@ -51,7 +52,7 @@ func (h *handover) mustEnd(t *testing.T, r *rig) {
 		t.Fatal(err)
 	}
 	if have, want := r.state(t), newRig().state(t); have != want {
-		t.Error(firstDifference(have, want))
+		t.Error(plantest.FirstDifference(have, want))
 	}
 }
 
@@ -103,7 +104,7 @@ func TestHandOverIsTakenBack(t *testing.T) {
 	(&handover{}).mustDrain(t, r, 1)
 	mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
 	if have := r.state(t); have != before {
-		t.Error(firstDifference(have, before))
+		t.Error(plantest.FirstDifference(have, before))
 	}
 }
 
@@ -112,7 +113,7 @@ func TestHandOverIsTakenBack(t *testing.T) {
 func TestGivenUp(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 21))
-		p := randomPlan(rng, nil, plan.IPv4)
+		p := plantest.RandomPlan(rng, nil, plan.IPv4)
 		r := newRig()
 		mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: p})
 		(&handover{}).mustDrain(t, r, 0)
@@ -125,7 +126,7 @@ func TestGivenUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, pkt := range packetsFor(rng, p, testWorld(plan.IPv4)) {
+		for _, pkt := range plantest.PacketsFor(rng, p, plantest.NewWorld(plan.IPv4)) {
 			begin := func() *walk.Journey {
 				return tables.Begin(walk.Packet{Proto: uint8(pkt.Proto), Src: pkt.Src, Dst: pkt.Dst, In: pkt.In}, nil)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -75,11 +76,11 @@ func TestKernelTakesTheTable(t *testing.T) {
 	b := newBackend(testEnv(families...), Options{}, on)
 	var p, applied *plan.Plan
 	for step := range 40 {
-		p = randomPlan(rng, p, families...)
+		p = plantest.RandomPlan(rng, p, families...)
 		if rng.IntN(6) == 0 {
 			b, applied = newBackend(testEnv(families...), Options{}, on), nil
 		}
-		mustApply(t, b, difference(applied, p))
+		mustApply(t, b, plantest.Difference(applied, p))
 		applied = p
 		if step%10 != 9 {
 			continue
@@ -89,7 +90,7 @@ func TestKernelTakesTheTable(t *testing.T) {
 		mustApply(t, fresh.backend(Options{}, families...), plan.Update{Plan: p})
 		for _, f := range families {
 			if have, want := contents(t, k, f), contents(t, fresh.tables, f); have != want {
-				t.Fatalf("step %d, %s: %s", step, f, firstDifference(have, want))
+				t.Fatalf("step %d, %s: %s", step, f, plantest.FirstDifference(have, want))
 			}
 		}
 	}
@@ -167,11 +168,11 @@ func TestKernelEndsLikeTheFake(t *testing.T) {
 	b := newBackend(testEnv(families...), Options{}, k)
 	var p, applied *plan.Plan
 	for range 12 {
-		p = randomPlan(rng, p, families...)
+		p = plantest.RandomPlan(rng, p, families...)
 		if rng.IntN(6) == 0 {
 			b, applied = newBackend(testEnv(families...), Options{}, k), nil
 		}
-		mustApply(t, b, difference(applied, p))
+		mustApply(t, b, plantest.Difference(applied, p))
 		applied = p
 	}
 	clock := k.now()
@@ -188,7 +189,7 @@ func TestKernelEndsLikeTheFake(t *testing.T) {
 	mustApply(t, fresh.backend(Options{}, families...), plan.Update{Plan: p})
 	have, want := listing(t, k), listing(t, fresh.kernel())
 	if have != want {
-		t.Fatal(firstDifference(have, want))
+		t.Fatal(plantest.FirstDifference(have, want))
 	}
 	if lines, err := b.Diff(ctx, p); err != nil || len(lines) > 0 {
 		t.Errorf("differs from the plan: %v, %v", lines, err)
@@ -197,7 +198,7 @@ func TestKernelEndsLikeTheFake(t *testing.T) {
 		t.Fatal(err)
 	}
 	if have := listing(t, k); have != before {
-		t.Errorf("after clean-up: %s", firstDifference(have, before))
+		t.Errorf("after clean-up: %s", plantest.FirstDifference(have, before))
 	}
 }
 
@@ -220,14 +221,14 @@ func TestKernelHandOver(t *testing.T) {
 		fake, _ := inUse(t)
 		(&handover{}).mustDrain(t, fake, 1)
 		if have, want := contents(t, k, plan.IPv4), contents(t, fake.tables, plan.IPv4); have != want {
-			t.Fatalf("%s: %s", what, firstDifference(have, want))
+			t.Fatalf("%s: %s", what, plantest.FirstDifference(have, want))
 		}
 	}
 	waits("given up", h)
 	waits("given up again", &handover{})
 	mustApply(t, newBackend(testEnv(plan.IPv4), Options{}, on), plan.Update{Plan: p})
 	if have := contents(t, k, plan.IPv4); have != before {
-		t.Fatalf("taken back: %s", firstDifference(have, before))
+		t.Fatalf("taken back: %s", plantest.FirstDifference(have, before))
 	}
 	waits("given up after that", &handover{})
 	r.servers.SetLive(webKey, podA, 0, 0, 0)

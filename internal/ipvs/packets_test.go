@@ -3,7 +3,6 @@ package ipvs
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math"
 	"math/rand/v2"
 	"net/netip"
@@ -12,45 +11,21 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
 )
 
-// fate is what happens to a packet: an outcome, and shares by "endpoint+snat".
-type fate struct {
-	outcome plan.Outcome
-	shares  map[string]float64
-}
-
-func (f fate) equal(o fate) bool {
-	if f.outcome != o.outcome || len(f.shares) != len(o.shares) {
-		return false
-	}
-	for k, v := range f.shares {
-		if math.Abs(v-o.shares[k]) > 1e-6 {
-			return false
-		}
-	}
-	return true
-}
-
 // planned is what the plan says; but for whom ip_vs masquerades the node itself is
 // always told, since its packets may have the Service's address as source.
-func planned(p *plan.Plan, pkt plan.Packet) fate {
+func planned(p *plan.Plan, pkt plan.Packet) plantest.Fate {
 	r := plan.Eval(p, pkt)
-	out := fate{outcome: r.Outcome, shares: map[string]float64{}}
+	out := plantest.Fate{Outcome: r.Outcome, Shares: map[string]float64{}}
 	for _, e := range r.Endpoints {
-		out.shares[arrival(e.Addr, e.SNAT || r.Origin == plan.FromNode)] += e.Share
+		out.Shares[plantest.Arrival(e.Addr, e.SNAT || r.Origin == plan.FromNode)] += e.Share
 	}
 	return out
-}
-
-func arrival(to netip.AddrPort, masqueraded bool) string {
-	if masqueraded {
-		return to.String() + "+snat"
-	}
-	return to.String()
 }
 
 // Where ip_vs stands among the base chains (ip_vs_ops in ip_vs_core.c).
@@ -71,7 +46,7 @@ type path struct {
 }
 
 // walked is what becomes of a packet, over all endpoints.
-func (w *path) walked(t testing.TB, p *plan.Plan, pkt plan.Packet) fate {
+func (w *path) walked(t testing.TB, p *plan.Plan, pkt plan.Packet) plantest.Fate {
 	t.Helper()
 	begin := func() *walk.Journey {
 		return w.tables.Begin(walk.Packet{
@@ -81,15 +56,15 @@ func (w *path) walked(t testing.TB, p *plan.Plan, pkt plan.Packet) fate {
 	j := begin()
 	server, o := w.toServer(j, pkt)
 	if server == nil {
-		return fate{outcome: o, shares: map[string]float64{}}
+		return plantest.Fate{Outcome: o, Shares: map[string]float64{}}
 	}
-	out := fate{outcome: plan.Forwarded, shares: map[string]float64{}}
+	out := plantest.Fate{Outcome: plan.Forwarded, Shares: map[string]float64{}}
 	total := 0
 	for _, r := range server.Real {
 		total += int(r.Weight)
 	}
 	if total == 0 {
-		return fate{outcome: plan.Refused, shares: map[string]float64{}} // ip_vs answers with ICMP
+		return plantest.Fate{Outcome: plan.Refused, Shares: map[string]float64{}} // ip_vs answers with ICMP
 	}
 	for _, r := range server.Real {
 		if r.Weight == 0 {
@@ -105,7 +80,7 @@ func (w *path) walked(t testing.TB, p *plan.Plan, pkt plan.Packet) fate {
 		if f.Mark != 0 {
 			t.Errorf("%+v: leaves with mark %#x", pkt, f.Mark)
 		}
-		out.shares[arrival(r.Addr, f.Masqueraded)] += float64(r.Weight) / float64(total)
+		out.Shares[plantest.Arrival(r.Addr, f.Masqueraded)] += float64(r.Weight) / float64(total)
 	}
 	return out
 }
@@ -145,72 +120,25 @@ func (w *path) toServer(j *walk.Journey, pkt plan.Packet) (*ipvs.Entry, plan.Out
 	return nil, plan.Pass
 }
 
-// packetsFor lists packets that may tell something about a plan.
-func packetsFor(rng *rand.Rand, p *plan.Plan, w world) []plan.Packet {
-	type target struct {
-		proto plan.Protocol
-		to    netip.AddrPort
-	}
-	var targets []target
-	add := func(pr plan.Protocol, a netip.Addr, port uint16) {
-		targets = append(targets, target{pr, netip.AddrPortFrom(a, port)})
-	}
-	sources := map[netip.Addr]string{
-		w.at("pod", 250): "cni0", w.at("client", 7): "eth0", w.at("client", 200): "eth0", w.at("client", 101): "eth0", w.node[0]: "",
-	}
-	for _, sp := range p.Services {
-		if sp.ID.Family != w.family {
-			continue
-		}
-		for _, f := range sp.Frontends {
-			if f.Kind == plan.NodePort {
-				for _, a := range w.node {
-					add(sp.ID.Protocol, a, f.Port)
-				}
-				continue
-			}
-			add(sp.ID.Protocol, f.Addr, f.Port)
-			add(sp.ID.Protocol, f.Addr, f.Port+1000)
-		}
-		for _, e := range sp.Pools[plan.Cluster] {
-			if rng.IntN(6) == 0 { // an endpoint as the client, perhaps its own
-				sources[e.Addr.Addr()] = map[bool]string{true: "cni0", false: "eth0"}[e.OnNode]
-			}
-		}
-	}
-	add(plan.TCP, w.at("service", 250), 80)
-	add(plan.TCP, w.node[0], 22)
-	add(plan.TCP, w.at("client", 9), 80)
-	from := slices.SortedFunc(maps.Keys(sources), netip.Addr.Compare)
-	var out []plan.Packet
-	for _, d := range targets {
-		rng.Shuffle(len(from), func(i, j int) { from[i], from[j] = from[j], from[i] })
-		for _, src := range from[:4] {
-			out = append(out, plan.Packet{Proto: d.proto, Src: src, Dst: d.to, In: sources[src]})
-		}
-	}
-	return out
-}
-
 // Packets meet in the tables and in ip_vs what the plan says about them.
 func TestPacketsAsPlanned(t *testing.T) {
 	for _, f := range plan.Families {
-		for seed := range uint64(2 * localWays) {
+		for seed := range uint64(2 * plantest.LocalWays) {
 			t.Run(fmt.Sprintf("%s/%d", f, seed), func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, uint64(f)))
 				r := newRig()
 				b := r.backend(Options{}, f)
 				var p, before *plan.Plan
 				for range 12 {
-					p = randomPlan(rng, p, f)
-					p.Node = randomNode(rng, int(seed)%localWays, f)
-					mustApply(t, b, difference(before, p))
+					p = plantest.RandomPlan(rng, p, f)
+					p.Node = plantest.RandomNode(rng, int(seed)%plantest.LocalWays, f)
+					mustApply(t, b, plantest.Difference(before, p))
 					before = p
 				}
 				r.settle(t, b, p)
 				w := r.path(t, p, f)
-				for _, pkt := range packetsFor(rng, p, testWorld(f)) {
-					if have, want := w.walked(t, p, pkt), planned(p, pkt); !have.equal(want) {
+				for _, pkt := range plantest.PacketsFor(rng, p, plantest.NewWorld(f)) {
+					if have, want := w.walked(t, p, pkt), planned(p, pkt); !have.Equal(want) {
 						t.Fatalf("packet %+v:\nhave %v\nwant %v (%+v)\n%s", pkt, have, want, plan.Eval(p, pkt).Frontend, r.state(t))
 					}
 				}

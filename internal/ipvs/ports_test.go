@@ -19,6 +19,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/lab"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 )
 
 var portsFor = flag.Duration("ports-for", 6*time.Second, "how long TestKernelFewSourcePorts keeps connecting; the case from the field takes 3m")
@@ -130,20 +131,20 @@ func repeatedSYNs(t *testing.T, h *lab.Host) int {
 // endpoint that goes meanwhile gets none from then on, and its real server goes.
 func TestKernelFewSourcePorts(t *testing.T) {
 	onKernel(t) // skips without ip_vs
-	w := testWorld(plan.IPv4)
+	w := plantest.NewWorld(plan.IPv4)
 	leaf := func(name string, n int) lab.LeafSpec {
-		return lab.LeafSpec{Name: name, Behind: "node", Addrs: []netip.Addr{w.at("pod", n)}, From: w.node[:1]}
+		return lab.LeafSpec{Name: name, Behind: "node", Addrs: []netip.Addr{w.At("pod", n)}, From: w.Node[:1]}
 	}
 	l, err := lab.Build(lab.Topology{
-		Hosts:  []lab.HostSpec{{Name: "node", Forwards: true, OwnRun: true, Addrs: w.node}},
+		Hosts:  []lab.HostSpec{{Name: "node", Forwards: true, OwnRun: true, Addrs: w.Node}},
 		Leaves: []lab.LeafSpec{leaf("old", 1), leaf("new", 2), leaf("ask", 250)},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	greet(t, l.Host("old"), netip.AddrPortFrom(w.at("pod", 1), 8080))
-	greet(t, l.Host("new"), netip.AddrPortFrom(w.at("pod", 2), 8080))
+	greet(t, l.Host("old"), netip.AddrPortFrom(w.At("pod", 1), 8080))
+	greet(t, l.Host("new"), netip.AddrPortFrom(w.At("pod", 2), 8080))
 	if err := l.Host("ask").Sysctl("ipv4/ip_local_port_range", fmt.Sprintf("%d %d", firstPort, firstPort+fewPorts-1)); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +167,7 @@ func TestKernelFewSourcePorts(t *testing.T) {
 		clients.Go(func() { c.run(ctx) })
 	}
 	<-time.After(*portsFor / 3)
-	apply(difference(two, one))
+	apply(plantest.Difference(two, one))
 	c.mu.Lock()
 	c.moved = time.Now()
 	c.mu.Unlock()
@@ -177,7 +178,7 @@ func TestKernelFewSourcePorts(t *testing.T) {
 	clients.Wait()
 
 	left, err := k.servers.RealServers(webKey)
-	if err != nil || len(left) != 1 || left[0].Addr.Addr() != w.at("pod", 2) {
+	if err != nil || len(left) != 1 || left[0].Addr.Addr() != w.At("pod", 2) {
 		t.Errorf("real servers at the end: %v, %v", left, err)
 	}
 	again := repeatedSYNs(t, l.Host("ask"))

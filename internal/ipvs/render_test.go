@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -100,7 +101,7 @@ func TestGolden(t *testing.T) {
 			t.Fatal(err)
 		}
 		if have != string(want) {
-			t.Errorf("%s: %s\n(-update rewrites it)", file, firstDifference(have, string(want)))
+			t.Errorf("%s: %s\n(-update rewrites it)", file, plantest.FirstDifference(have, string(want)))
 		}
 	}
 }

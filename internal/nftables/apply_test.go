@@ -17,6 +17,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
@@ -33,7 +34,7 @@ func walkPlans(t *testing.T, tables nft.Tables, seed uint64, steps int, lose fun
 	b := newBackend(testEnv(families...), tables)
 	var last, applied *plan.Plan
 	for step := range steps {
-		last = randomPlan(rng, last, families...)
+		last = plantest.RandomPlan(rng, last, families...)
 		switch rng.IntN(11) {
 		case 0: // a restart
 			b, applied = newBackend(testEnv(families...), tables), nil
@@ -52,7 +53,7 @@ func walkPlans(t *testing.T, tables nft.Tables, seed uint64, steps int, lose fun
 			}
 		case 4: // a write is lost, perhaps the second of several
 			lose(true)
-			_ = b.Apply(context.Background(), difference(applied, last))
+			_ = b.Apply(context.Background(), plantest.Difference(applied, last))
 			lose(false)
 		}
 		if rng.IntN(4) == 0 { // somebody edits elements and rules, which is told exactly
@@ -60,7 +61,7 @@ func walkPlans(t *testing.T, tables nft.Tables, seed uint64, steps int, lose fun
 				meddleExactly(t, rng, b, f)
 			}
 		}
-		mustApply(t, b, difference(applied, last))
+		mustApply(t, b, plantest.Difference(applied, last))
 		applied = last
 		if step%compareEvery != 0 && step != steps-1 {
 			continue
@@ -69,7 +70,7 @@ func walkPlans(t *testing.T, tables nft.Tables, seed uint64, steps int, lose fun
 		mustApply(t, newBackend(testEnv(families...), other), plan.Update{Plan: last})
 		for _, f := range families {
 			if have, want := state(t, tables, f), state(t, other, f); have != want {
-				t.Fatalf("step %d, %s: %s", step, f, firstDifference(have, want))
+				t.Fatalf("step %d, %s: %s", step, f, plantest.FirstDifference(have, want))
 			}
 		}
 	}
@@ -147,17 +148,17 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 
 // webPlan is a plan with one Service of three endpoints and affinity, if any.
 func webPlan(affinity time.Duration, endpoints ...int) *plan.Plan {
-	w := testWorld(plan.IPv4)
+	w := plantest.NewWorld(plan.IPv4)
 	sp := &plan.ServicePort{
 		ID:       plan.ID{Namespace: "default", Name: "web", Port: "http", Protocol: plan.TCP, Family: plan.IPv4},
 		Affinity: affinity,
 		Frontends: []plan.Frontend{
-			{Kind: plan.ClusterIP, Addr: w.at("service", 20), Port: 80, Route: [3]plan.Route{{}, {SNAT: true}, {SNAT: true}}},
+			{Kind: plan.ClusterIP, Addr: w.At("service", 20), Port: 80, Route: [3]plan.Route{{}, {SNAT: true}, {SNAT: true}}},
 			{Kind: plan.NodePort, Port: 31080, Route: [3]plan.Route{{SNAT: true}, {SNAT: true}, {SNAT: true}}},
 		},
 	}
 	for _, n := range endpoints {
-		sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Addr: netip.AddrPortFrom(w.at("pod", n), 8080), OnNode: true, Weight: 1})
+		sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Addr: netip.AddrPortFrom(w.At("pod", n), 8080), OnNode: true, Weight: 1})
 	}
 	if len(endpoints) == 0 {
 		for i := range sp.Frontends {
@@ -166,17 +167,17 @@ func webPlan(affinity time.Duration, endpoints ...int) *plan.Plan {
 		}
 	}
 	return &plan.Plan{Services: map[plan.ID]*plan.ServicePort{sp.ID: sp}, Node: &plan.Node{
-		Name: "alder", Addrs: w.node, NodePorts: map[plan.Family]plan.NodePorts{plan.IPv4: {Addrs: w.node[:1]}},
-		Local:        map[plan.Family]plan.LocalTraffic{plan.IPv4: {Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{w.pods}}},
-		ServiceCIDRs: []netip.Prefix{w.services},
+		Name: "alder", Addrs: w.Node, NodePorts: map[plan.Family]plan.NodePorts{plan.IPv4: {Addrs: w.Node[:1]}},
+		Local:        map[plan.Family]plan.LocalTraffic{plan.IPv4: {Kind: plan.LocalPrefix, Prefixes: []netip.Prefix{w.Pods}}},
+		ServiceCIDRs: []netip.Prefix{w.Services},
 	}}
 }
 
 func TestRestartWritesNothing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 3))
-	p := randomPlan(rng, nil, plan.Families[:]...)
+	p := plantest.RandomPlan(rng, nil, plan.Families[:]...)
 	for range 40 {
-		p = randomPlan(rng, p, plan.Families[:]...)
+		p = plantest.RandomPlan(rng, p, plan.Families[:]...)
 	}
 	memory := &fake.Tables{}
 	mustApply(t, newBackend(testEnv(plan.Families[:]...), memory), plan.Update{Plan: p})
@@ -201,7 +202,7 @@ func TestReplacedEndpointWritesItsElements(t *testing.T) {
 	var seen []nft.Op
 	memory.Refuse = func(ops []nft.Op) error { seen = append(seen, ops...); return nil }
 	q := webPlan(0, 1, 3, 4)
-	mustApply(t, b, difference(p, q))
+	mustApply(t, b, plantest.Difference(p, q))
 	n := 0
 	for _, o := range seen {
 		if o.Kind != nft.AddElements && o.Kind != nft.DeleteElements {
@@ -222,7 +223,7 @@ func TestRemovalLeavesNoHole(t *testing.T) {
 	b := newBackend(testEnv(plan.IPv4), memory)
 	p := webPlan(0, 1, 2, 3, 4)
 	mustApply(t, b, plan.Update{Plan: p})
-	vip := netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80)
+	vip := netip.AddrPortFrom(plantest.NewWorld(plan.IPv4).At("service", 20), 80)
 	reached := func() map[string]bool {
 		tables := walk.New(nft.IPv4, mustRead(t, memory, plan.IPv4))
 		out := map[string]bool{}
@@ -282,8 +283,8 @@ func TestClientsOfRemovedEndpointsMove(t *testing.T) {
 	table := b.families[0].table
 	set := &nft.Set{Name: affinityName(onlyID(p), plan.Cluster)}
 	client := func(n, endpoint int) nft.Element {
-		w := testWorld(plan.IPv4)
-		return nft.Element{Key: nft.AddrTuple(w.at("client", n)), Data: endpointTuple(netip.AddrPortFrom(w.at("pod", endpoint), 8080))}
+		w := plantest.NewWorld(plan.IPv4)
+		return nft.Element{Key: nft.AddrTuple(w.At("client", n)), Data: endpointTuple(netip.AddrPortFrom(w.At("pod", endpoint), 8080))}
 	}
 	meddle(t, memory, nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: []nft.Element{client(1, 1), client(2, 2), client(3, 3), client(4, 2)}})
 	q := webPlan(time.Hour, 1, 3, 4)
@@ -294,7 +295,7 @@ func TestClientsOfRemovedEndpointsMove(t *testing.T) {
 		together = together || slots && forget
 		return nil
 	}
-	mustApply(t, b, difference(p, q))
+	mustApply(t, b, plantest.Difference(p, q))
 	var left []string
 	err := memory.Elements(context.Background(), table, set, func(e nft.Element) {
 		a, _ := e.Key.Addr(nft.IPv4)
@@ -317,10 +318,10 @@ func TestClientThatLeavesMeanwhile(t *testing.T) {
 	mustApply(t, b, plan.Update{Plan: p})
 	set := &nft.Set{Name: affinityName(onlyID(p), plan.Cluster)}
 	table := b.families[0].table
-	w := testWorld(plan.IPv4)
-	gone := nft.Element{Key: nft.AddrTuple(w.at("client", 1)), Data: endpointTuple(netip.AddrPortFrom(w.at("pod", 2), 8080))}
+	w := plantest.NewWorld(plan.IPv4)
+	gone := nft.Element{Key: nft.AddrTuple(w.At("client", 1)), Data: endpointTuple(netip.AddrPortFrom(w.At("pod", 2), 8080))}
 	stays := gone
-	stays.Key = nft.AddrTuple(w.at("client", 2))
+	stays.Key = nft.AddrTuple(w.At("client", 2))
 	meddle(t, memory, nft.Op{Kind: nft.AddElements, Table: table, Set: set, Elements: []nft.Element{gone, stays}})
 	first := true
 	memory.Refuse = func([]nft.Op) error {
@@ -330,7 +331,7 @@ func TestClientThatLeavesMeanwhile(t *testing.T) {
 		first = false
 		return memory.Commit(context.Background(), []nft.Op{{Kind: nft.DeleteElements, Table: table, Set: set, Elements: []nft.Element{gone}}})
 	}
-	mustApply(t, b, difference(p, webPlan(time.Hour, 1)))
+	mustApply(t, b, plantest.Difference(p, webPlan(time.Hour, 1)))
 	n := 0
 	if err := memory.Elements(context.Background(), table, set, func(nft.Element) { n++ }); err != nil || n != 0 {
 		t.Errorf("%d clients of the removed endpoint are left, %v", n, err)
@@ -460,17 +461,17 @@ func TestCleanup(t *testing.T) {
 // Segments outside of any connection are dropped if an endpoint sends them, one that
 // takes no new flows included; nothing else is.
 func TestInvalidSegments(t *testing.T) {
-	w := testWorld(plan.IPv4)
+	w := plantest.NewWorld(plan.IPv4)
 	for _, liberal := range []bool{false, true} {
 		memory := &fake.Tables{}
 		env := testEnv(plan.IPv4)
 		env.BeLiberal = liberal
 		p := webPlan(0, 1)
-		p.Services[onlyID(p)].Draining = []netip.AddrPort{netip.AddrPortFrom(w.at("pod", 9), 8080)}
+		p.Services[onlyID(p)].Draining = []netip.AddrPort{netip.AddrPortFrom(w.At("pod", 9), 8080)}
 		mustApply(t, newBackend(env, memory), plan.Update{Plan: p})
 		tables := walk.New(nft.IPv4, mustRead(t, memory, plan.IPv4))
 		for n, endpoint := range map[int]bool{1: true, 9: true, 2: false} {
-			f := tables.Send(walk.Packet{Proto: 6, Src: w.at("pod", n), Dst: netip.AddrPortFrom(w.at("client", 7), 4000), In: "cni0", Invalid: true}, nil)
+			f := tables.Send(walk.Packet{Proto: 6, Src: w.At("pod", n), Dst: netip.AddrPortFrom(w.At("client", 7), 4000), In: "cni0", Invalid: true}, nil)
 			if want := endpoint && !liberal; f.Dropped != want {
 				t.Errorf("liberal %v: a segment of pod %d is dropped %v, want %v", liberal, n, f.Dropped, want)
 			}
@@ -584,7 +585,7 @@ func TestExactRepair(t *testing.T) {
 	k.listed = 0
 	mustApply(t, b, plan.Update{Plan: p})
 	if have := memory.String(); have != want {
-		t.Errorf("after the repair: %s", firstDifference(have, want))
+		t.Errorf("after the repair: %s", plantest.FirstDifference(have, want))
 	}
 	if k.listed > 10 {
 		t.Errorf("%d elements were listed", k.listed)
@@ -618,7 +619,7 @@ func TestBusyChainsAreTriedAgain(t *testing.T) {
 		}
 		return nil
 	}
-	mustApply(t, b, difference(from, to))
+	mustApply(t, b, plantest.Difference(from, to))
 	for _, pause := range []time.Duration{time.Second, 2 * time.Second} {
 		if due := b.Due(); !due.Equal(now.Add(pause)) {
 			t.Errorf("an Apply is due at %s, want in %s", due, pause)

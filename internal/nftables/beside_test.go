@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
@@ -92,7 +93,7 @@ func TestKernelEditsBesideChanges(t *testing.T) {
 		for range 500 {
 			edit(rng, other, table, core, services)
 		}
-		pair := nft.Concat(nil).Addr(testWorld(plan.IPv4).at("pod", 1)).Addr(testWorld(plan.IPv4).at("pod", 1)).Proto(6).Port(9).Tuple()
+		pair := nft.Concat(nil).Addr(plantest.NewWorld(plan.IPv4).At("pod", 1)).Addr(plantest.NewWorld(plan.IPv4).At("pod", 1)).Proto(6).Port(9).Tuple()
 		return other.Commit(context.Background(), []nft.Op{{Kind: nft.AddElements, Table: table, Set: core[setHairpin], Elements: []nft.Element{{Key: pair}}}})
 	})
 
@@ -128,7 +129,7 @@ func TestKernelEditsBesideChanges(t *testing.T) {
 	other := &fake.Tables{}
 	mustApply(t, newBackend(testEnv(plan.IPv4), other), plan.Update{Plan: p})
 	if have, want := state(t, k, plan.IPv4), state(t, other, plan.IPv4); have != want {
-		t.Errorf("in the end: %s", firstDifference(have, want))
+		t.Errorf("in the end: %s", plantest.FirstDifference(have, want))
 	}
 	cancel()
 	if err := <-watching; !errors.Is(err, context.Canceled) {

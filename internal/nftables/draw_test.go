@@ -9,6 +9,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/nftables/slots"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
@@ -52,7 +53,7 @@ func TestFailedDraws(t *testing.T) {
 		draws := 0
 		f := tables.Send(walk.Packet{
 			Proto: 6, Src: netip.MustParseAddr("198.51.100.7"), In: "eth0",
-			Dst: netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80),
+			Dst: netip.AddrPortFrom(plantest.NewWorld(plan.IPv4).At("service", 20), 80),
 		}, func(n uint32) uint32 { draws++; return n - 1 })
 		want := slots.Places(n) - n + 1
 		if n == 65 {
@@ -86,7 +87,7 @@ func TestScalingWritesNoVerdict(t *testing.T) {
 			return nil
 		}
 		for i := range way[1:] {
-			mustApply(t, b, difference(way[i], way[i+1]))
+			mustApply(t, b, plantest.Difference(way[i], way[i+1]))
 		}
 	}
 }
@@ -110,7 +111,7 @@ func TestSharesByWeight(t *testing.T) {
 		sp.Pools[plan.Cluster] = nil
 		sum := 0
 		for i, w := range weights {
-			sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Addr: netip.AddrPortFrom(testWorld(plan.IPv4).at("pod", i+1), 8080), OnNode: true, Weight: w})
+			sp.Pools[plan.Cluster] = append(sp.Pools[plan.Cluster], plan.Endpoint{Addr: netip.AddrPortFrom(plantest.NewWorld(plan.IPv4).At("pod", i+1), 8080), OnNode: true, Weight: w})
 			sum += int(w)
 		}
 		p.Services[sp.ID] = &sp
@@ -120,7 +121,7 @@ func TestSharesByWeight(t *testing.T) {
 			t.Fatal(err)
 		}
 		tables := walk.New(nft.IPv4, mustRead(t, memory, plan.IPv4))
-		pkt := plan.Packet{Proto: plan.TCP, Src: netip.MustParseAddr("198.51.100.7"), Dst: netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80), In: "eth0"}
+		pkt := plan.Packet{Proto: plan.TCP, Src: netip.MustParseAddr("198.51.100.7"), Dst: netip.AddrPortFrom(plantest.NewWorld(plan.IPv4).At("service", 20), 80), In: "eth0"}
 		have := walked(t, tables, p, pkt)
 		within := 1e-9
 		if sum > slots.Most {
@@ -128,7 +129,7 @@ func TestSharesByWeight(t *testing.T) {
 		}
 		for _, e := range sp.Pools[plan.Cluster] {
 			want := float64(e.Weight) / float64(sum)
-			if share := have.shares[arrival(e.Addr, true)]; math.Abs(share-want) > within || want == 0 && share != 0 {
+			if share := have.Shares[plantest.Arrival(e.Addr, true)]; math.Abs(share-want) > within || want == 0 && share != 0 {
 				t.Errorf("weights %v: %s has share %g, want %g", weights, e.Addr, share, want)
 			}
 		}

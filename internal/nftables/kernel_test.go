@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
@@ -105,14 +106,14 @@ func (c *countingTables) Commit(ctx context.Context, ops []nft.Op) error {
 func TestKernelRestartWritesNothing(t *testing.T) {
 	inNamespace(t)
 	rng := rand.New(rand.NewPCG(3, 3))
-	p := randomPlan(rng, nil, plan.Families[:]...)
+	p := plantest.RandomPlan(rng, nil, plan.Families[:]...)
 	for range 40 {
-		p = randomPlan(rng, p, plan.Families[:]...)
+		p = plantest.RandomPlan(rng, p, plan.Families[:]...)
 	}
-	w := testWorld(plan.IPv4)
+	w := plantest.NewWorld(plan.IPv4)
 	long := webPlan(time.Hour, 1).Services[onlyID(webPlan(0))] // names as long as they get
 	long.ID = plan.ID{Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 63), Port: strings.Repeat("p", 15), Protocol: plan.SCTP, Family: plan.IPv4}
-	long.Frontends[0].Addr, long.Frontends[1].Port = w.at("service", 200), 32767
+	long.Frontends[0].Addr, long.Frontends[1].Port = w.At("service", 200), 32767
 	long.Frontends[1].Route = [3]plan.Route{{}, {SNAT: true}, {Pool: plan.Local}}
 	long.Pools[plan.Local] = long.Pools[plan.Cluster]
 	p.Services[long.ID] = long
@@ -138,7 +139,7 @@ func TestKernelTakesLargeObjects(t *testing.T) {
 	vault := *p.Services[onlyID(p)]
 	vault.ID.Name = "vault"
 	vault.Frontends = []plan.Frontend{web.Frontends[0]}
-	vault.Frontends[0].Addr = testWorld(plan.IPv4).at("external", 1)
+	vault.Frontends[0].Addr = plantest.NewWorld(plan.IPv4).At("external", 1)
 	for n := range 1000 {
 		vault.Frontends[0].Allow = append(vault.Frontends[0].Allow, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(16 + n>>7), byte(n << 1), 0}), 24))
 	}
@@ -242,7 +243,7 @@ func TestKernelRestartKeepsClients(t *testing.T) {
 	const clients = 6000
 	var all []nft.Element
 	for n := range clients {
-		to := netip.AddrPortFrom(testWorld(plan.IPv4).at("pod", 1+n%2), 8080)
+		to := netip.AddrPortFrom(plantest.NewWorld(plan.IPv4).At("pod", 1+n%2), 8080)
 		all = append(all, nft.Element{Key: nft.AddrTuple(netip.AddrFrom4([4]byte{172, 16, byte(n >> 8), byte(n)})), Data: endpointTuple(to), Timeout: time.Hour})
 	}
 	for chunk := range slices.Chunk(all, 1000) {
@@ -262,7 +263,7 @@ func TestKernelRestartKeepsClients(t *testing.T) {
 	if k.commits != 0 || before[all[0].Data] != clients/2 || before[all[1].Data] != clients/2 {
 		t.Errorf("a restart writes %d times; remembered are %v", k.commits, before)
 	}
-	mustApply(t, b, difference(p, webPlan(time.Hour, 2)))
+	mustApply(t, b, plantest.Difference(p, webPlan(time.Hour, 2)))
 	if after := remembered(); len(after) != 1 || after[all[1].Data] != clients/2 {
 		t.Errorf("after an endpoint has gone remembered are %v", after)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
@@ -70,7 +71,7 @@ func TestKernelKilledDuringTheStart(t *testing.T) {
 			other := &fake.Tables{}
 			mustApply(t, newBackend(testEnv(plan.IPv4), other), plan.Update{Plan: p})
 			if have, want := state(t, k, plan.IPv4), state(t, other, plan.IPv4); have != want {
-				t.Errorf("in the end: %s", firstDifference(have, want))
+				t.Errorf("in the end: %s", plantest.FirstDifference(have, want))
 			}
 			if there, err := k.Exists(context.Background(), before); old && (there || err != nil) {
 				t.Errorf("the table of before is there still: %v, %v", there, err)

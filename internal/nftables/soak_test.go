@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 )
@@ -34,17 +35,17 @@ func comeAndGo(t *testing.T, tables nft.Tables, rounds, services int) {
 			sp.ID.Name = fmt.Sprintf("round-%d-%d", round, n)
 			sp.Affinity = time.Duration(n%2) * time.Hour
 			if n%3 == 0 {
-				sp.Frontends[0].Allow = localTraffic(testWorld(plan.IPv4), 4).Prefixes
+				sp.Frontends[0].Allow = plantest.LocalTraffic(plantest.NewWorld(plan.IPv4), 4).Prefixes
 			}
 			more.Services[sp.ID] = sp
 		}
-		mustApply(t, b, difference(p, &more))
-		mustApply(t, b, difference(&more, p))
+		mustApply(t, b, plantest.Difference(p, &more))
+		mustApply(t, b, plantest.Difference(&more, p))
 		for !b.Due().IsZero() { // the kernel may still hold on to chains
 			mustApply(t, b, plan.Update{Plan: p})
 		}
 		if have := state(t, tables, plan.IPv4); have != kept {
-			t.Fatalf("round %d: %s", round, firstDifference(have, kept))
+			t.Fatalf("round %d: %s", round, plantest.FirstDifference(have, kept))
 		}
 		now := len(f.services) + len(f.objects) + len(f.unused) + len(f.refs.counts) + len(f.batch) + len(f.leads)
 		if round == 0 {

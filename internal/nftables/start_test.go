@@ -7,6 +7,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 )
@@ -72,7 +73,7 @@ func TestOwnNeedsComeFirst(t *testing.T) {
 			part, dns := bigPlan(0, 0), bigService(1999, 1, 0)
 			part.Services[dns.ID] = dns
 			mustApply(t, b, plan.Update{Plan: part, Partial: true})
-			mustApply(t, b, difference(part, whole))
+			mustApply(t, b, plantest.Difference(part, whole))
 			meddle(t, memory, nft.Op{Kind: nft.DeleteTable, Table: owned.Tables(plan.IPv4)[0]})
 			b.Invalidate()
 			var led []any

@@ -15,6 +15,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/lab"
 	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 )
@@ -30,12 +31,12 @@ func trafficLab(t *testing.T) *lab.Lab {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to make network namespaces")
 	}
-	w := testWorld(plan.IPv4)
+	w := plantest.NewWorld(plan.IPv4)
 	leaf := func(name string, n int) lab.LeafSpec {
-		return lab.LeafSpec{Name: name, Behind: "node", Addrs: []netip.Addr{w.at("pod", n)}, From: w.node[:1]}
+		return lab.LeafSpec{Name: name, Behind: "node", Addrs: []netip.Addr{w.At("pod", n)}, From: w.Node[:1]}
 	}
 	l, err := lab.Build(lab.Topology{
-		Hosts:  []lab.HostSpec{{Name: "node", Forwards: true, OwnRun: true, Addrs: w.node}},
+		Hosts:  []lab.HostSpec{{Name: "node", Forwards: true, OwnRun: true, Addrs: w.Node}},
 		Leaves: []lab.LeafSpec{leaf("old", oldPod), leaf("new", newPod), leaf("ask", askPod)},
 	})
 	if err != nil {
@@ -117,7 +118,7 @@ func TestKernelSwitchesTables(t *testing.T) {
 
 func switchTables(t *testing.T, kind string, dies int) {
 	l := trafficLab(t)
-	vip := netip.AddrPortFrom(testWorld(plan.IPv4).at("service", 20), 80)
+	vip := netip.AddrPortFrom(plantest.NewWorld(plan.IPv4).At("service", 20), 80)
 	old, wanted := webPlan(0, oldPod), webPlan(0, newPod)
 	for n := range 3000 {
 		sp := bigService(n, 2, 0)
@@ -131,7 +132,7 @@ func switchTables(t *testing.T, kind string, dies int) {
 			mustApply(t, newBackend(testEnv(plan.IPv4), olderTables{k}), plan.Update{Plan: old})
 		} else {
 			before.Name = owned.KubeProxyName
-			c := exec.Command("nft", kubeProxyLike(vip, testWorld(plan.IPv4).at("pod", oldPod)))
+			c := exec.Command("nft", kubeProxyLike(vip, plantest.NewWorld(plan.IPv4).At("pod", oldPod)))
 			if out, err := c.CombinedOutput(); err != nil {
 				return fmt.Errorf("%v: %w\n%s", c, err, out)
 			}
@@ -267,7 +268,7 @@ func TestKernelLeavesForeignTables(t *testing.T) {
 	b := newBackend(env, k)
 	last := (*plan.Plan)(nil)
 	for _, p := range []*plan.Plan{webPlan(time.Hour, 1, 2), webPlan(0, 1, 2, 3, 4), webPlan(0)} {
-		mustApply(t, b, difference(last, p))
+		mustApply(t, b, plantest.Difference(last, p))
 		last = p
 	}
 	mustApply(t, newBackend(env, k), plan.Update{Plan: last})

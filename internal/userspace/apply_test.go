@@ -14,6 +14,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
@@ -80,10 +81,10 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 						}
 						return nil
 					}
-					_ = r.Apply(context.Background(), difference(applied, last))
+					_ = r.Apply(context.Background(), plantest.Difference(applied, last))
 					r.tables.Refuse = nil
 				}
-				r.mustApply(t, difference(applied, last))
+				r.mustApply(t, plantest.Difference(applied, last))
 				applied = last
 				if where := r.leadsNowhere(t); where != "" {
 					t.Fatalf("step %d: %s", step, where)
@@ -95,7 +96,7 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 				other.mustApply(t, plan.Update{Plan: last})
 				for _, f := range plan.Families {
 					if have, want := state(t, r.tables, f), state(t, other.tables, f); have != want {
-						t.Fatalf("step %d, %s: %s", step, f, firstDifference(have, want))
+						t.Fatalf("step %d, %s: %s", step, f, plantest.FirstDifference(have, want))
 					}
 				}
 				if len(r.sockets.open) != len(last.Services) {
@@ -104,16 +105,6 @@ func TestEndStateDoesNotDependOnThePath(t *testing.T) {
 			}
 		})
 	}
-}
-
-func firstDifference(have, want string) string {
-	h, w := strings.Split(have, "\n"), strings.Split(want, "\n")
-	for i := range min(len(h), len(w)) {
-		if h[i] != w[i] {
-			return fmt.Sprintf("line %d:\nhave %s\nwant %s", i+1, h[i], w[i])
-		}
-	}
-	return fmt.Sprintf("have %d lines, want %d", len(h), len(w))
 }
 
 // Before anything is written that leads to a listener, it is open; before one is
@@ -130,7 +121,7 @@ func TestListenersAreOpenWheneverTablesLeadThere(t *testing.T) {
 	var last *plan.Plan
 	for range 200 {
 		next := randomPlan(rng, last)
-		r.mustApply(t, difference(last, next))
+		r.mustApply(t, plantest.Difference(last, next))
 		last = next
 	}
 }
@@ -233,7 +224,7 @@ func TestStaleFlows(t *testing.T) {
 	hidden := netip.AddrPortFrom(classOf(plan.Route{SNAT: true}).addr(DefaultBlocks().V4), port)
 	// What began before the Service was there is not translated.
 	r.flows[[2]netip.AddrPort{vip, vip}], r.flows[[2]netip.AddrPort{node, node}], r.flows[[2]netip.AddrPort{other, other}] = 1, 1, 1
-	r.mustApply(t, difference(nil, some))
+	r.mustApply(t, plantest.Difference(nil, some))
 	wantFlows(t, r, [][2]netip.AddrPort{{other, other}})
 
 	r.flows[[2]netip.AddrPort{vip, kept}], r.flows[[2]netip.AddrPort{vip, hidden}], r.flows[[2]netip.AddrPort{node, hidden}] = 1, 1, 1
@@ -243,16 +234,16 @@ func TestStaleFlows(t *testing.T) {
 	wantFlows(t, r, [][2]netip.AddrPort{{other, other}, {vip, kept}, {vip, hidden}, {node, hidden}})
 
 	more := webPlan(plan.UDP, 6, 7) // the relay moves them
-	r.mustApply(t, difference(some, more))
+	r.mustApply(t, plantest.Difference(some, more))
 	wantFlows(t, r, [][2]netip.AddrPort{{other, other}, {vip, kept}, {vip, hidden}, {node, hidden}})
 	none := webPlan(plan.UDP)
-	r.mustApply(t, difference(more, none))
+	r.mustApply(t, plantest.Difference(more, none))
 	wantFlows(t, r, [][2]netip.AddrPort{{other, other}})
 
-	r.mustApply(t, difference(none, some))
+	r.mustApply(t, plantest.Difference(none, some))
 	r.flows[[2]netip.AddrPort{vip, kept}] = 1
 	gone := &plan.Plan{Node: some.Node, Services: map[plan.ID]*plan.ServicePort{}}
-	r.mustApply(t, difference(some, gone))
+	r.mustApply(t, plantest.Difference(some, gone))
 	wantFlows(t, r, [][2]netip.AddrPort{{other, other}})
 }
 
@@ -273,13 +264,13 @@ func TestOneBadServicePort(t *testing.T) {
 	r := newRig(t, nil)
 	r.sockets.refuse = true
 	p := webPlan(plan.TCP, 5)
-	err := r.Apply(context.Background(), difference(nil, p))
+	err := r.Apply(context.Background(), plantest.Difference(nil, p))
 	var bad *dataplane.ObjectError
 	if !errors.As(err, &bad) || bad.ID.Name != "web" {
 		t.Fatalf("Apply: %v, want an error of default/web", err)
 	}
 	r.sockets.refuse = false
-	r.mustApply(t, difference(nil, p))
+	r.mustApply(t, plantest.Difference(nil, p))
 	if got := state(t, r.tables, plan.IPv4); !strings.Contains(got, "10.62.0.20") {
 		t.Errorf("the Service is not served:\n%s", got)
 	}
@@ -311,7 +302,7 @@ func TestCleanup(t *testing.T) {
 	if err := r.tables.Commit(ctx, []nft.Op{{Kind: nft.AddTable, Table: foreign}}); err != nil {
 		t.Fatal(err)
 	}
-	r.mustApply(t, difference(nil, webPlan(plan.TCP, 5)))
+	r.mustApply(t, plantest.Difference(nil, webPlan(plan.TCP, 5)))
 	for _, e := range []bool{true, false} {
 		if found, err := inForce(ctx, r.tables); err != nil || found != e {
 			t.Errorf("in force: %t, %v, want %t", found, err, e)
@@ -332,7 +323,7 @@ func TestCleanup(t *testing.T) {
 func TestInterference(t *testing.T) {
 	r := newRig(t, nil)
 	p := webPlan(plan.TCP, 5)
-	r.mustApply(t, difference(nil, p))
+	r.mustApply(t, plantest.Difference(nil, p))
 	before, routes := state(t, r.tables, plan.IPv4), mustRoutes(t, r)
 	ctx, cancel := context.WithCancel(context.Background())
 	heard, tables, watched := make(chan string, 16), make(chan struct{}), make(chan struct{})
@@ -355,7 +346,7 @@ func TestInterference(t *testing.T) {
 	r.Invalidate()
 	r.mustApply(t, plan.Update{Plan: p})
 	if after := state(t, r.tables, plan.IPv4); after != before {
-		t.Error(firstDifference(after, before))
+		t.Error(plantest.FirstDifference(after, before))
 	}
 	for _, e := range routes {
 		if !slices.Contains(mustRoutes(t, r), e) {
@@ -377,8 +368,8 @@ func mustRoutes(t *testing.T, r *rig) []route.Entry {
 func TestSCTPIsRemarkedOn(t *testing.T) {
 	r := newRig(t, nil)
 	p := webPlan(plan.SCTP, 5)
-	r.mustApply(t, difference(nil, p))
-	r.mustApply(t, difference(p, webPlan(plan.SCTP, 6)))
+	r.mustApply(t, plantest.Difference(nil, p))
+	r.mustApply(t, plantest.Difference(p, webPlan(plan.SCTP, 6)))
 	notes := r.Remarks()
 	if len(notes) != 1 || notes[0].Name != "web" || !notes[0].Warning || !strings.Contains(notes[0].Message, "http") {
 		t.Errorf("remarks %+v", notes)
@@ -396,7 +387,7 @@ func TestDiff(t *testing.T) {
 	if lines, err := r.Diff(ctx, p); err != nil || len(lines) == 0 {
 		t.Fatalf("%q, %v, want differences", lines, err)
 	}
-	r.mustApply(t, difference(nil, p))
+	r.mustApply(t, plantest.Difference(nil, p))
 	if lines, err := r.Diff(ctx, p); err != nil || len(lines) > 0 {
 		t.Errorf("%q, %v, want none", lines, err)
 	}

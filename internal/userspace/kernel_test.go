@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/relay"
 	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
@@ -80,7 +81,7 @@ func TestKernelHoldsWhatTheFakeHolds(t *testing.T) {
 	p.Services[sp.ID] = &sp
 	b, k := kernelBackend(t, Options{Ports: PortRange{40000, 40000}})
 	ctx := context.Background()
-	if err := b.Apply(ctx, difference(nil, p)); err != nil {
+	if err := b.Apply(ctx, plantest.Difference(nil, p)); err != nil {
 		t.Fatal(err)
 	}
 	memory := &fake.Tables{}
@@ -90,10 +91,10 @@ func TestKernelHoldsWhatTheFakeHolds(t *testing.T) {
 		f.tables = memory
 		f.sockets = fixedPort{r.sockets, 40000}
 	}
-	r.mustApply(t, difference(nil, p))
+	r.mustApply(t, plantest.Difference(nil, p))
 	for _, f := range plan.Families {
 		if have, want := state(t, k, f), state(t, memory, f); have != want {
-			t.Errorf("%s: %s", f, firstDifference(have, want))
+			t.Errorf("%s: %s", f, plantest.FirstDifference(have, want))
 		}
 	}
 	if out, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil || !strings.Contains(string(out), "169.254.247.") {

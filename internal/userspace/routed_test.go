@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/relay"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
@@ -56,7 +57,7 @@ func TestByRoutes(t *testing.T) {
 		}
 	}
 	both := []string{"10.62.0.20", "203.0.113.1"}
-	mustRun(difference(nil, p), both, []string{"10.62.0.20:80", "192.0.2.11:31080", "192.0.2.11:8443", "203.0.113.1:80"})
+	mustRun(plantest.Difference(nil, p), both, []string{"10.62.0.20:80", "192.0.2.11:31080", "192.0.2.11:8443", "203.0.113.1:80"})
 	if lines, err := b.Diff(ctx, p); err != nil || len(lines) > 0 {
 		t.Errorf("differences %q, %v", lines, err)
 	}
@@ -65,20 +66,20 @@ func TestByRoutes(t *testing.T) {
 	empty := sp
 	empty.Pools = [2][]plan.Endpoint{}
 	none.Services[sp.ID] = &empty
-	mustRun(difference(p, none), both, nil)
+	mustRun(plantest.Difference(p, none), both, nil)
 
 	moved := &plan.Plan{Node: p.Node, Services: map[plan.ID]*plan.ServicePort{}}
 	heir := sp
 	heir.ID.Name, heir.Frontends = "heir", sp.Frontends[:1]
 	moved.Services[heir.ID] = &heir
-	mustRun(difference(none, moved), both[:1], []string{"10.62.0.20:80"})
+	mustRun(plantest.Difference(none, moved), both[:1], []string{"10.62.0.20:80"})
 
 	if err := (route.Kernel{}).Delete(ctx, vipRoute(at(plan.IPv4, "service", 20))); err != nil {
 		t.Fatal(err)
 	}
 	b.Invalidate()
 	mustRun(plan.Update{Plan: moved}, both[:1], []string{"10.62.0.20:80"})
-	mustRun(difference(moved, &plan.Plan{Node: p.Node, Services: map[plan.ID]*plan.ServicePort{}}), nil, nil)
+	mustRun(plantest.Difference(moved, &plan.Plan{Node: p.Node, Services: map[plan.ID]*plan.ServicePort{}}), nil, nil)
 	if s := b.Services(); len(s) > 0 {
 		t.Errorf("still serves %v", s)
 	}

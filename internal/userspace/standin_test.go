@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
 )
@@ -40,7 +41,7 @@ func TestTheKernelStandsIn(t *testing.T) {
 			}
 		}
 		commits := r.tables.Commits()
-		r.mustApply(t, difference(p, randomPlan(rng, p)))
+		r.mustApply(t, plantest.Difference(p, randomPlan(rng, p)))
 		if n := r.tables.Commits() - commits; n > 0 {
 			t.Errorf("a process that ends has written %d times", n)
 		}
@@ -48,7 +49,7 @@ func TestTheKernelStandsIn(t *testing.T) {
 		r.mustApply(t, plan.Update{Plan: p})
 		for _, f := range plan.Families {
 			if after := state(t, r.tables, f); after != before[f] {
-				t.Errorf("%s: %s", f, firstDifference(after, before[f]))
+				t.Errorf("%s: %s", f, plantest.FirstDifference(after, before[f]))
 			}
 		}
 	}
@@ -89,7 +90,7 @@ func TestChoose(t *testing.T) {
 func TestStandInByPolicy(t *testing.T) {
 	r := newRig(t, nil)
 	p := webPlan(plan.UDP, 5)
-	r.mustApply(t, difference(nil, p))
+	r.mustApply(t, plantest.Difference(nil, p))
 	vip := netip.MustParseAddrPort("10.62.0.20:80")
 	led := netip.AddrPortFrom(class(0).addr(DefaultBlocks().V4), portFor(webID(plan.UDP)))
 	r.flows[[2]netip.AddrPort{vip, led}] = 1
@@ -114,7 +115,7 @@ func TestStandInByPolicy(t *testing.T) {
 		for _, f := range plan.Families {
 			p.Node.Local[f] = plan.LocalTraffic{Kind: plan.LocalInterface, Name: "cni0"}
 		}
-		r.mustApply(t, difference(nil, p))
+		r.mustApply(t, plantest.Difference(nil, p))
 		r.standIn(context.Background())
 		contents, err := r.tables.Read(context.Background(), nft.Table{Family: nft.IPv4, Name: tableName})
 		if err != nil {
@@ -135,7 +136,7 @@ func TestRetire(t *testing.T) {
 	for _, later := range []bool{false, true} {
 		r := newRig(t, nil)
 		p := webPlan(plan.TCP, 5)
-		r.mustApply(t, difference(nil, p))
+		r.mustApply(t, plantest.Difference(nil, p))
 		if err := r.retire(); err != nil {
 			t.Fatal(err)
 		}
@@ -145,12 +146,12 @@ func TestRetire(t *testing.T) {
 		if c, err := r.tables.Read(ctx, tableOf(plan.IPv4)); err != nil || c.Chains[chainMarkIn] == nil || c.Chains[chainUnmarkOut] == nil {
 			t.Errorf("the marks of open connections are gone: %v", err)
 		}
-		r.mustApply(t, difference(p, webPlan(plan.TCP, 6)))
+		r.mustApply(t, plantest.Difference(p, webPlan(plan.TCP, 6)))
 		if found, _ := inForce(ctx, r.tables); found {
 			t.Error("a retired process leads packets to itself")
 		}
 		if later {
-			newRig(t, r).mustApply(t, difference(nil, p))
+			newRig(t, r).mustApply(t, plantest.Difference(nil, p))
 		}
 		r.clear(ctx)
 		if left := state(t, r.tables, plan.IPv4) != ""; left != later {

@@ -9,37 +9,19 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
 
-// counts are dataplane.Stats in memory; values add up.
-type counts struct {
-	mu sync.Mutex
-	at map[string]float64
-}
-
-func (c *counts) Add(metric string, v float64, labels ...string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.at == nil {
-		c.at = map[string]float64{}
-	}
-	c.at[fmt.Sprint(metric, labels)] += v
-}
-
-func (c *counts) Set(metric string, v float64, labels ...string)     { c.Add(metric, v, labels...) }
-func (c *counts) Observe(metric string, v float64, labels ...string) { c.Add(metric, v, labels...) }
-
 func testEnv() dataplane.Env {
-	return dataplane.Env{Log: slog.New(slog.DiscardHandler), Stats: &counts{}, Families: plan.Families[:], MasqueradeBit: 14}
+	return dataplane.Env{Log: slog.New(slog.DiscardHandler), Stats: &plantest.Counts{}, Families: plan.Families[:], MasqueradeBit: 14}
 }
 
 // testSockets remember what is listened on. Ports follow from the Service port.
@@ -137,27 +119,6 @@ func state(t testing.TB, tables nft.Tables, f plan.Family) string {
 		return ""
 	}
 	return c.String()
-}
-
-// difference makes the update from one plan to another, as a planner would.
-func difference(a, b *plan.Plan) plan.Update {
-	u := plan.Update{Plan: b, Node: a == nil || !a.Node.Equal(b.Node)}
-	olds := map[plan.ID]*plan.ServicePort{}
-	if a != nil {
-		olds = a.Services
-	}
-	for id, old := range olds {
-		if sp := b.Services[id]; sp != old {
-			u.Changed = append(u.Changed, plan.Change{ID: id, Old: old, New: sp})
-		}
-	}
-	for id, sp := range b.Services {
-		if olds[id] == nil {
-			u.Changed = append(u.Changed, plan.Change{ID: id, New: sp})
-		}
-	}
-	slices.SortFunc(u.Changed, func(x, y plan.Change) int { return x.ID.Compare(y.ID) })
-	return u
 }
 
 // at returns the n-th address of a kind.
