@@ -493,14 +493,17 @@ func TestCleanupAfterKubeProxyAlone(t *testing.T) {
 		}
 		mustBeInForce(false)
 		mustMeddle(t, fakes[plan.IPv4], theirs)
-		mustApply(t, b, plan.Update{Plan: twoServices()})
-		before := state(fakes)
-		if err := cleanup(t.Context(), testEnv(), find, true); err != nil {
-			t.Fatal(err)
+		for _, p := range []*plan.Plan{twoServices(), {Services: map[plan.ID]*plan.ServicePort{}, Node: twoServices().Node}} { // without Services of the family too
+			b.Invalidate()
+			mustApply(t, b, plan.Update{Plan: p})
+			before := state(fakes)
+			if err := cleanup(t.Context(), testEnv(), find, true); err != nil {
+				t.Fatal(err)
+			}
+			if after := state(fakes); after != before {
+				t.Errorf("%s, %d Services: svcproxy's rules changed: %s", store, len(p.Services), plantest.FirstDifference(after, before))
+			}
+			mustBeInForce(true)
 		}
-		if after := state(fakes); after != before {
-			t.Errorf("%s: svcproxy's rules changed: %s", store, plantest.FirstDifference(after, before))
-		}
-		mustBeInForce(true)
 	}
 }

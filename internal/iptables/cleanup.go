@@ -128,7 +128,7 @@ func removeAll(ctx context.Context, t sys.Tables, spare bool) (int, error) {
 		}
 		found = append(found, s)
 	}
-	if spare && slices.Contains(chains[sys.Filter], rule.Filter(chainAccept)) {
+	if spare && slices.Contains(chains[sys.Filter], rule.Filter(chainInvalid)) {
 		return 0, nil
 	}
 	removed := 0
