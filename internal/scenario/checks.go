@@ -74,6 +74,10 @@ func (k *kernel) get(from *world.Host, url string) (int, []byte, error) {
 	return resp.StatusCode, b, err
 }
 
+// healthWait is longer than the five seconds after which a proxy tries again to listen
+// on a port that another has.
+const healthWait = 8 * time.Second
+
 func (k *kernel) health(c healthCheck) error {
 	from := c.from
 	if from == nil {
@@ -81,7 +85,7 @@ func (k *kernel) health(c healthCheck) error {
 	}
 	for _, t := range c.to {
 		url := "http://" + t.Addr.String() + c.path
-		err := flow.Eventually(flow.Settle, func() error {
+		err := flow.Eventually(healthWait, func() error {
 			code, body, err := k.get(from, url)
 			if err != nil {
 				return err

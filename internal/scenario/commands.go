@@ -54,6 +54,7 @@ func (s *script) commands() map[string]func(args []string, neg bool) error {
 		unmapped:   plain(func(a []string) error { return world.Usagef("%s", strings.Join(a, " ")) }),
 	}
 	if s.kernel == nil {
+		cmds[tryExec] = s.tryExec
 		return cmds
 	}
 	maps.Copy(cmds, map[string]func([]string, bool) error{
@@ -102,6 +103,19 @@ func (s *script) testscriptCommands() map[string]func(*testscript.TestScript, bo
 		}
 	}
 	return out
+}
+
+// tryExec runs a program for what it prints; how it ends does not matter.
+func (s *script) tryExec(args []string, neg bool) error {
+	if len(args) > 0 && args[len(args)-1] != "&" {
+		if err := s.ts.Exec(args[0], args[1:]...); err != nil {
+			s.ts.Logf("%v", err)
+		}
+	}
+	if neg {
+		return errors.New("this is not looked at")
+	}
+	return nil
 }
 
 func (s *script) declare(r world.Role, args []string) error {

@@ -178,10 +178,19 @@ func podInterface(h *world.Host) string {
 	return name[:min(len(name), 15)]
 }
 
-// remoteTopology puts a pod behind its node.
+// remoteTopology puts a pod behind its node, which the router reaches it by even if its
+// address is in no node's range.
 func remoteTopology(h *world.Host) lab.Topology {
 	at := world.BehindOf(h)
-	return lab.Topology{Leaves: []lab.LeafSpec{{Name: h.Name, Behind: at.Name, Addrs: h.Addrs, From: world.Both(at.Addr)}}}
+	t := lab.Topology{Leaves: []lab.LeafSpec{{Name: h.Name, Behind: at.Name, Addrs: h.Addrs, From: world.Both(at.Addr)}}}
+	for _, a := range h.Addrs {
+		for _, via := range world.Both(at.Addr) {
+			if via.Is6() == a.Is6() {
+				t.Routes = append(t.Routes, lab.RouteSpec{Host: "router", To: single(a), Dev: toNode(at.Name), Via: via})
+			}
+		}
+	}
+	return t
 }
 
 // labHost returns the namespace of a host.
