@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -92,14 +93,18 @@ func TestKernelHoldsWhatTheFakeHolds(t *testing.T) {
 		f.sockets = fixedPort{r.sockets, 40000}
 	}
 	r.mustApply(t, plantest.Difference(nil, p))
-	for _, f := range plan.Families {
-		if have, want := state(t, k, f), state(t, memory, f); have != want {
-			t.Errorf("%s: %s", f, plantest.FirstDifference(have, want))
+	compare := func(what, listed string) {
+		t.Helper()
+		for _, f := range plan.Families {
+			if have, want := state(t, k, f), state(t, memory, f); have != want {
+				t.Errorf("%s, %s: %s", what, f, plantest.FirstDifference(have, want))
+			}
+		}
+		if out, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil || !strings.Contains(string(out), listed) {
+			t.Errorf("%s: nft list ruleset: %v\n%s", what, err, out)
 		}
 	}
-	if out, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil || !strings.Contains(string(out), "169.254.247.") {
-		t.Errorf("nft list ruleset: %v\n%s", err, out)
-	}
+	compare("while the process relays", "169.254.247.")
 	// A second process finds everything as it should be.
 	again, k2 := kernelBackend(t, Options{Ports: PortRange{40000, 40001}})
 	again.begun = true
@@ -109,6 +114,13 @@ func TestKernelHoldsWhatTheFakeHolds(t *testing.T) {
 	if lines, err := again.Diff(ctx, p); err != nil || len(lines) > 0 {
 		t.Errorf("differences %q, %v", lines, err)
 	}
+	b.standIn(ctx)
+	r.standIn(ctx)
+	compare("while the kernel stands in", at(plan.IPv4, "pod", 5).String()+" . 8080")
+	if err := errors.Join(b.retire(), r.retire()); err != nil {
+		t.Error(err)
+	}
+	compare("after another mode has taken over", "unmark-input")
 	if err := cleanup(ctx, again.env, again.host); err != nil {
 		t.Fatal(err)
 	}
