@@ -68,6 +68,30 @@ func TestFailedDraws(t *testing.T) {
 	}
 }
 
+// A packet that is between two rules of its chain when endpoints go, so many that their
+// Service draws among fewer from then on, still reaches one that is left.
+func TestRemovalOvertakesAPacket(t *testing.T) {
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
+	p := webPlan(0, 1, 2, 3, 4, 5)
+	mustApply(t, b, plan.Update{Plan: p})
+	f := b.families[0]
+	fr := f.settings.render(f.services[onlyID(p)]).fronts[0]
+	for slot := 4; slot > 0; slot-- { // the chain is still that of before
+		set, e := fr.slotElement(plan.Cluster, slot, p.Services[onlyID(p)].Pools[plan.Cluster][0].Addr)
+		meddle(t, memory, nft.Op{Kind: nft.DeleteElements, Table: f.table, Set: f.core[set], Elements: []nft.Element{e}})
+		tables := walk.New(nft.IPv4, mustRead(t, memory, plan.IPv4))
+		for n := range uint32(8) {
+			fate := tables.Send(walk.Packet{
+				Proto: 6, Src: netip.MustParseAddr("198.51.100.7"), Dst: netip.AddrPortFrom(fr.Addr, fr.Port), In: "eth0",
+			}, func(below uint32) uint32 { return min(n, below-1) })
+			if fate.Dst.Port() != 8080 {
+				t.Errorf("%d endpoints left, number %d: it is sent to %s", slot, n, fate.Dst)
+			}
+		}
+	}
+}
+
 // An endpoint more or less leads no frontend to another chain while it is drawn among
 // as many places.
 func TestScalingWritesNoVerdict(t *testing.T) {
