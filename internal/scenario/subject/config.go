@@ -5,9 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	yamljson "sigs.k8s.io/yaml"
 
+	"github.com/svcproxy/svcproxy/internal/scenario/flow"
 	"github.com/svcproxy/svcproxy/internal/scenario/world"
 )
 
@@ -90,10 +92,23 @@ func Configuration(w *world.World, mode, kubeconfig string, fragment []byte) ([]
 		return nil, err
 	}
 	file, err := yamljson.Marshal(overlay(base, over))
-	if more {
+	switch slow := flow.Patient(time.Second) > time.Second; {
+	case more:
 		file = append(file, "---\n"+own...)
+	case mode == "userspace" && slow:
+		file = append(file, "---\n"+patientConnects()...)
 	}
 	return file, err
+}
+
+// patientConnects is the configuration of tries to connect on a machine on which an
+// endpoint that is there can take longer than the proxy waits.
+func patientConnects() string {
+	var all []string
+	for _, d := range []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second} {
+		all = append(all, flow.Patient(d).String())
+	}
+	return "apiVersion: svcproxy.io/v1alpha1\nkind: SvcproxyConfiguration\nuserspace: {connectTimeouts: [" + strings.Join(all, ", ") + "]}\n"
 }
 
 // mapSettings fits the addresses in a fragment to the family set.
