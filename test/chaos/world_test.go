@@ -106,7 +106,16 @@ func mustBuild(t *testing.T) string {
 	return binary
 }
 
+// mustWorld makes a world in which the proxy runs.
 func mustWorld(t *testing.T, binary, mode string, random *rand.Rand) *world {
+	t.Helper()
+	w := mustNode(t, binary, mode, random)
+	w.start()
+	return w
+}
+
+// mustNode makes one in which it does not run yet.
+func mustNode(t *testing.T, binary, mode string, random *rand.Rand) *world {
 	t.Helper()
 	w := &world{t: t, mode: mode, binary: binary, dir: t.TempDir(), random: random, addrs: map[string]bool{}, alive: map[int]bool{}}
 	var err error
@@ -148,9 +157,10 @@ kind: SvcproxyConfiguration
 stalenessLimit: 3s
 `, mode, w.path("kubeconfig")))
 	w.replacePrograms()
-	w.start()
 	t.Cleanup(func() {
-		w.end(w.proxy, syscall.SIGKILL)
+		if w.proxy != nil {
+			w.end(w.proxy, syscall.SIGKILL)
+		}
 		if t.Failed() {
 			t.Logf("the proxy said last:\n%s", w.tail())
 		}
@@ -249,20 +259,23 @@ func (p *process) hasEnded() bool {
 }
 
 // start starts a proxy, which from now on is the one.
-func (w *world) start() {
-	out, err := os.OpenFile(w.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+func (w *world) start() { w.proxy = w.launch("log", w.binary, "--config="+w.path("config.yaml")) }
+
+// launch starts a program on the node; what it prints goes to a file of that name.
+func (w *world) launch(log, program string, args ...string) *process {
+	out, err := os.OpenFile(w.path(log), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer out.Close()
-	p := &process{cmd: exec.Command(w.binary, "--config="+w.path("config.yaml")), ended: make(chan struct{})}
+	p := &process{cmd: exec.Command(program, args...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.Env = append(os.Environ(), "SVCPROXY_FAULTS="+w.path("faults"), "PATH="+w.path("bin")+":"+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	if err := w.lab.Host("node").Start(p.cmd); err != nil {
 		w.t.Fatal(err)
 	}
 	go func() { _ = p.cmd.Wait(); close(p.ended) }()
-	w.proxy = p
+	return p
 }
 
 // end ends a proxy by a signal and waits.
