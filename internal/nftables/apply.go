@@ -330,7 +330,7 @@ func (f *family) move(p *pending) {
 		f.sticky += count(is) - count(was)
 		f.forgetClients(p, e)
 	}
-	if p.old.service == nil && !f.hold && e.OnlyAdds() {
+	if p.old.service == nil {
 		f.emitNew(e)
 	} else {
 		f.emit(e)

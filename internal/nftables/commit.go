@@ -41,6 +41,10 @@ const (
 // many. Every commit that adds verdicts makes the kernel walk all there are, so these are
 // collected: few at first, for the Services that come first, then more and more.
 func (f *family) emitNew(e *edits.Edits) {
+	if f.hold || !e.OnlyAdds() { // somebody may reach it all the same
+		f.emit(e)
+		return
+	}
 	for i := range e.Sets[edits.Fresh] {
 		f.emitSet(e, &e.Sets[edits.Fresh][i])
 	}

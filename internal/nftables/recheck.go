@@ -115,7 +115,7 @@ func (f *family) restore(before map[plan.ID]*service) {
 		for i := range r.fronts {
 			c.addFront(&r.fronts[i])
 		}
-		f.emit(c.edits)
+		f.emitNew(c.edits)
 	}
 	c := &change{f: f, edits: &edits.Edits{}}
 	for k := range f.refs.counts {

@@ -92,3 +92,27 @@ func TestOwnNeedsComeFirst(t *testing.T) {
 		})
 	}
 }
+
+// So it is when others emptied a map of verdicts.
+func TestManyLostVerdicts(t *testing.T) {
+	memory := &fake.Tables{}
+	b := newBackend(testEnv(plan.IPv4), memory)
+	const services = 12_000
+	p := bigPlan(services, 1)
+	mustApply(t, b, plan.Update{Plan: p})
+	want, table := memory.String(), b.families[0].table
+	lost := nft.Event{Table: table, What: "elements", Set: setServices}
+	for _, e := range mustRead(t, memory, plan.IPv4).Elements[setServices] {
+		lost.Keys = append(lost.Keys, e.Key)
+	}
+	meddle(t, memory, nft.Op{Kind: nft.FlushSet, Table: table, Name: setServices})
+	b.families[0].suspect(&lost)
+	before := memory.Commits()
+	mustApply(t, b, plan.Update{Plan: p})
+	if n := memory.Commits() - before; n > 8 {
+		t.Errorf("%d lost verdicts are written in %d commits, want at most 8", services, n)
+	}
+	if have := memory.String(); have != want {
+		t.Errorf("after the repair: %s", plantest.FirstDifference(have, want))
+	}
+}
