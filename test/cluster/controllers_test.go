@@ -72,7 +72,11 @@ func TestControllers(t *testing.T) {
 	}
 	binary := mustBuild(t)
 	subjects := map[string][]string{}
-	for _, mode := range []string{"iptables", "nftables"} {
+	ours := []string{"iptables", "nftables", "userspace"}
+	if testing.Short() {
+		ours = ours[:2]
+	}
+	for _, mode := range ours {
 		subjects["svcproxy "+mode] = []string{binary, mode}
 	}
 	for _, entry := range strings.Fields(os.Getenv("SVCPROXY_KUBE_PROXIES")) {
