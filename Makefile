@@ -95,9 +95,12 @@ chaos: packages root ## break each mode at random for a time (CHAOS='-duration 5
 chaos-vm: packages root ## the same in the virtual machine: ipvs mode, and the clock jumps (CHAOS='-modes ipvs -duration 5m')
 	scripts/chaos-vm $(if $(filter command line,$(origin CHAOS)),$(CHAOS)) | go run ./test/verdict -title 'chaos, virtual machine' -expected-skips test/expected-skips
 
+# More flags, such as -legacy for iptables mode.
+SOAK ?=
+
 .PHONY: soak
-soak: packages root ## create and delete 10,000 Services 20 times (MODE=nftables)
-	go test -count=1 -v -tags chaos -timeout 120m -run TestSoak ./test/chaos -args -services 10000 -modes $(MODE)
+soak: packages root ## create and delete 10,000 Services 20 times (MODE=iptables SOAK=-legacy)
+	go test -count=1 -v -tags chaos -timeout 120m -run TestSoak ./test/chaos -args -services 10000 -modes $(MODE) $(SOAK)
 
 .PHONY: scale
 scale: packages root ## what 50,000 Services with 250,000 endpoints cost (MODE=nftables)

@@ -17,6 +17,7 @@ var (
 	modes    = flag.String("modes", "iptables,nftables,userspace", "modes to break, with a comma between two")
 	clock    = flag.Bool("clock", false, "let the clock jump; only on a machine of one's own")
 	patience = flag.Duration("patience", 30*time.Second, "how long the proxy may take to be right again")
+	legacy   = flag.Bool("legacy", false, "have iptables mode use the kernel's older store")
 	program  = flag.String("program", "", "svcproxy, built with the tag faults; without, it is built")
 )
 

@@ -157,6 +157,10 @@ kind: SvcproxyConfiguration
 stalenessLimit: 3s
 `, mode, w.path("kubeconfig")))
 	w.replacePrograms()
+	if *legacy {
+		const hint = "-t mangle -N KUBE-IPTABLES-HINT" // kubelet's word on where rules go
+		w.run("iptables-legacy " + hint + " && ip6tables-legacy " + hint)
+	}
 	t.Cleanup(func() {
 		if w.proxy != nil {
 			w.end(w.proxy, syscall.SIGKILL)
