@@ -15,7 +15,6 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
-	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
 
 // cleanup removes our virtual servers, the device, the routes and the tables, whatever
@@ -40,7 +39,7 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 	entries, err := k.routing.List(ctx)
 	errs = append(errs, err)
 	for _, e := range entries {
-		if e.Table == route.SteerTable || e.In == "lo" && e.Table == route.MainTable || e.Source.IsValid() {
+		if e.OfIPVS() {
 			errs = append(errs, k.routing.Delete(ctx, e))
 		}
 	}

@@ -55,7 +55,7 @@ func (b *backend) diffRouting(ctx context.Context, want []route.Entry) ([]string
 	}
 	var out []string
 	for _, e := range have {
-		if !slices.Contains(want, e) && e.Table != route.SteerTable {
+		if !slices.Contains(want, e) && !e.OfIPVS() {
 			out = append(out, "- "+e.String())
 		}
 	}

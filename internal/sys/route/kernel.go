@@ -251,7 +251,12 @@ func deleted(m socket.Message) string {
 	}
 	switch m.Header.Type {
 	case unix.RTM_DELROUTE:
-		if m.Data[protocol] == Protocol {
+		attrs, err := socket.NewAttributeDecoder(m.Data[header:])
+		source := false
+		for err == nil && attrs.Next() {
+			source = source || attrs.Type() == unix.RTA_PREFSRC
+		}
+		if m.Data[protocol] == Protocol && !source {
 			return "a route of ours was deleted"
 		}
 	case unix.RTM_DELRULE:

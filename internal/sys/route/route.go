@@ -25,8 +25,7 @@ const (
 	MainTable  = 254
 )
 
-// SteerTable is the table of ipvs mode, which settles its entries by itself: [Settle]
-// leaves them, rules from lo to MainTable, and routes with a source alone.
+// SteerTable is the table of ipvs mode: see [Entry.OfIPVS].
 const SteerTable = 11500
 
 // Entry is a route or a rule. It is comparable.
@@ -52,6 +51,12 @@ type Entry struct {
 	Goto uint32
 	// Nop does nothing: a place to go on at.
 	Nop bool
+}
+
+// OfIPVS reports whether the entry is one of ipvs mode, which settles its entries by
+// itself: [Settle] leaves them alone.
+func (e Entry) OfIPVS() bool {
+	return e.Table == SteerTable || e.In == "lo" && e.Table == MainTable || e.Source.IsValid()
 }
 
 // IsRoute tells routes from rules.
@@ -105,8 +110,9 @@ type Routing interface {
 	// From is the address that the host would send from to another; unset if there is
 	// no way to it.
 	From(to netip.Addr) (netip.Addr, error)
-	// Watch calls gone for each of our entries that is deleted, by whomever, until
-	// ctx ends, and returns why it ended. ready is closed once it looks.
+	// Watch calls gone for each of our entries that is deleted, by whomever, but for routes
+	// with a source, until ctx ends, and returns why it ended. ready is closed once it
+	// looks.
 	Watch(ctx context.Context, ready chan<- struct{}, gone func(what string)) error
 }
 
@@ -123,7 +129,7 @@ func Settle(ctx context.Context, r Routing, want []Entry) (changes []string, err
 	}
 	var surplus []Entry
 	for _, e := range have {
-		if !missing[e] && e.Table != SteerTable && !(e.In == "lo" && e.Table == MainTable) && !e.Source.IsValid() {
+		if !missing[e] && !e.OfIPVS() {
 			surplus = append(surplus, e)
 		}
 		delete(missing, e)

@@ -152,7 +152,8 @@ func inside(ns *os.File, f func() error) error {
 	return f()
 }
 
-// Whoever deletes something of ours is noticed.
+// Whoever deletes something of ours is noticed, but for routes with a source, which
+// nothing depends on.
 func TestWatch(t *testing.T) {
 	inNamespace(t)
 	ns, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
@@ -167,6 +168,10 @@ func TestWatch(t *testing.T) {
 			ended <- inside(ns, func() error { return r.Watch(ctx, ready, func(what string) { heard <- what }) })
 		}()
 		<-ready
+		sourced := Entry{Local: netip.MustParsePrefix("10.62.0.20/32"), Table: LocalTable, Source: netip.MustParseAddr("127.0.0.1")}
+		if err := errors.Join(r.Add(ctx, sourced), r.Delete(ctx, sourced)); err != nil {
+			t.Fatal(err)
+		}
 		for _, i := range []int{0, 1, 4, 5, 6, 9} {
 			e := entries()[i]
 			if err := errors.Join(r.Add(ctx, e), r.Delete(ctx, e)); err != nil {
@@ -177,6 +182,9 @@ func TestWatch(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Fatalf("%T: nothing was heard of the end of %s", r, e)
 			}
+		}
+		if n := len(heard); n > 0 {
+			t.Errorf("%T: %d deletions too many were heard of", r, n)
 		}
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
@@ -214,9 +222,14 @@ func TestSource(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 		from := func() (netip.Addr, net.Conn, net.Conn) {
 			t.Helper()
-			client, err := net.Dial("tcp", l.Addr().String())
-			if err != nil {
-				t.Fatal(err)
+			// To an IPv6 address that has just come a connection may fail.
+			var client net.Conn
+			for limit := time.Now().Add(time.Minute); ; {
+				if client, err = net.DialTimeout("tcp", l.Addr().String(), time.Second/10); err == nil {
+					break
+				} else if time.Now().After(limit) {
+					t.Fatal(err)
+				}
 			}
 			server, err := l.Accept()
 			if err != nil {
@@ -252,5 +265,25 @@ func TestSource(t *testing.T) {
 		if err := (Kernel{}).Delete(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// What ipvs mode has is left alone when another mode settles its own.
+func TestSettleLeavesIPVS(t *testing.T) {
+	r := &Fake{}
+	all := []Entry{
+		{Local: netip.MustParsePrefix("0.0.0.0/0"), Table: SteerTable},
+		{Mark: 0x8000, Priority: 114, Table: MainTable, In: "lo"},
+		{Mark: 0x8000, Priority: 115, Table: SteerTable},
+		{Local: netip.MustParsePrefix("10.62.0.20/32"), Table: LocalTable, Source: netip.MustParseAddr("192.0.2.11")},
+	}
+	for _, e := range append(all, entries()...) {
+		if err := r.Add(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	changes, err := Settle(t.Context(), r, entries()[:1])
+	if left, _ := r.List(t.Context()); err != nil || len(changes) != len(entries())-1 || !sameEntries(left, append(all, entries()[0])) {
+		t.Errorf("Settle did %q, %v; left are %v", changes, err, left)
 	}
 }
