@@ -43,8 +43,12 @@ func Parse(path string) (*Scenario, error) {
 		Path:    path,
 		archive: txtar.Parse(b),
 	}
+	commands := 0
 	for line := range strings.Lines(string(s.archive.Comment)) {
 		line = strings.TrimSpace(line)
+		if line != "" && line[0] != '#' {
+			commands++
+		}
 		s.API = s.API || line == "# feed: api"
 		list, ok := strings.CutPrefix(line, "# families:")
 		if !ok {
@@ -57,6 +61,9 @@ func Parse(path string) (*Scenario, error) {
 			}
 			s.Families = append(s.Families, world.Only4+world.Families(i))
 		}
+	}
+	if commands == 0 {
+		return nil, fmt.Errorf("%s: there is no command in it", path)
 	}
 	if len(s.Families) == 0 {
 		s.Families = []world.Families{world.AsWritten}

@@ -271,16 +271,18 @@ func TestUnmappedFailsWhereItRuns(t *testing.T) {
 }
 
 func TestParseHeader(t *testing.T) {
-	s := mustScenario(t, "# families: 4 dual\n# feed: api\n")
+	s := mustScenario(t, "# families: 4 dual\n# feed: api\nstart\n")
 	if len(s.Families) != 2 || !s.API {
 		t.Errorf("families %v, API %t; want 4 and dual, over the API", s.Families, s.API)
 	}
 	path := filepath.Join(t.TempDir(), "bad.txtar")
-	if err := os.WriteFile(path, []byte("# families: 5\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Parse(path); err == nil || !strings.Contains(err.Error(), `"5"`) {
-		t.Errorf("error %v, want one that names the family set", err)
+	for text, want := range map[string]string{"# families: 5\nstart\n": `"5"`, "# Nothing.\n\n-- a.yaml --\nstart\n": "no command"} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Parse(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one that says %s", err, want)
+		}
 	}
 }
 

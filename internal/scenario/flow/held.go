@@ -132,7 +132,7 @@ func (k *Held) Expect(want string) error {
 			have = "silent"
 		case s.End == lab.Answered:
 			have = s.Answer.Server
-		case s.End == lab.Refused:
+		case s.End == lab.Refused, s.End == lab.Closed: // the other side has ended it, by RST or by FIN
 			have = "reset"
 		default:
 			have = s.End.String()
