@@ -70,8 +70,11 @@ func (s *sender) send() int {
 	return int(sent) * s.each
 }
 
-// sendFor has threads send for a time, a flow for each, and returns how many datagrams
-// they have sent and the server has received. rate is that of all together per second;
+// flowsOfThread is how many flows a thread has, which take turns.
+const flowsOfThread = 8
+
+// sendFor has threads send for a time, and returns how many datagrams they have sent
+// and the server has received. rate is that of all together per second;
 // 0: as fast as they can.
 func sendFor(to netip.AddrPort, threads int, d time.Duration, rate float64, joined bool) (sent, received int, err error) {
 	before, err := askCount(to)
@@ -80,13 +83,17 @@ func sendFor(to netip.AddrPort, threads int, d time.Duration, rate float64, join
 	}
 	var total atomic.Int64
 	inThreads(threads, func(int) {
-		s, err := newSender(to, joined)
-		if err != nil {
-			return
+		var flows []*sender
+		for range flowsOfThread {
+			s, err := newSender(to, joined)
+			if err != nil {
+				return
+			}
+			defer unix.Close(s.fd)
+			flows = append(flows, s)
 		}
-		defer unix.Close(s.fd)
 		start := time.Now()
-		for n := 0; ; {
+		for n, turn := 0, 0; ; {
 			passed := time.Since(start)
 			if passed >= d {
 				return
@@ -97,7 +104,8 @@ func sendFor(to netip.AddrPort, threads int, d time.Duration, rate float64, join
 				_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&ts)), 0, 0)
 				continue
 			}
-			k := s.send()
+			k := flows[turn%flowsOfThread].send()
+			turn++
 			n += k
 			total.Add(int64(k))
 		}

@@ -17,6 +17,6 @@
 // is refused is counted by its [Reason].
 //
 // Limits: Linux only. Urgent data is passed on inline as TCP sockets deliver it.
-// A UDP flow is a client's address and port; all flows of one listener are served
-// by one loop. SCTP is not relayed.
+// A UDP flow is a client's address and port, and always served by the same loop. SCTP
+// is not relayed.
 package relay

@@ -54,7 +54,7 @@ func (r *Relay) sockets() []handover.Socket {
 }
 
 func (ln *Listener) name() handover.Name {
-	return handover.Name{Key: ln.config.Key, Protocol: ln.config.Protocol, Addr: ln.config.Addr}
+	return handover.Name{Key: ln.config.Key, Protocol: ln.config.Protocol, Addr: ln.config.Addr, Index: ln.index}
 }
 
 // handOver stops serving sockets that a successor has, and returns what goes with them.

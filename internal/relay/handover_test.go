@@ -35,7 +35,11 @@ type heir struct {
 // newHeir serves on free ports, or on those of another.
 func newHeir(t *testing.T, in *handover.Inheritance, before *heir, tcp, udp []netip.AddrPort) *heir {
 	t.Helper()
-	h := &heir{Relay: mustStart(t, Options{Inherited: in, UDPTimeout: time.Minute}), at: map[plan.Protocol]netip.AddrPort{}}
+	loops := 3
+	if in != nil {
+		loops = 2 // which serve the sockets of three
+	}
+	h := &heir{Relay: mustStart(t, Options{Inherited: in, Loops: loops, UDPTimeout: time.Minute}), at: map[plan.Protocol]netip.AddrPort{}}
 	h.web, h.dns = h.NewService("default/web"), h.NewService("default/dns")
 	web, dns := servicePort(tcp...), udpPort(udp...)
 	web.Affinity = time.Hour
@@ -51,6 +55,9 @@ func newHeir(t *testing.T, in *handover.Inheritance, before *heir, tcp, udp []ne
 			t.Fatal(err)
 		}
 		h.at[p] = ln.Addr()
+		if want := map[plan.Protocol]int{plan.TCP: 1, plan.UDP: 3}[p]; ln.Sockets() != want {
+			t.Errorf("%d sockets for %s, want %d", ln.Sockets(), p, want)
+		}
 	}
 	return h
 }
@@ -79,8 +86,12 @@ func handOver(t *testing.T, path string) {
 	go old.OfferUntil(ctx, path, offered, nil)
 	kept := mustDial(t, at[plan.TCP])
 	sticksTo := mustRead(t, kept)
-	flow := mustDialUDP(t, at[plan.UDP])
-	answer := mustAsk(t, flow, "x")
+	var flows []*net.UDPConn
+	var answers []string
+	for range 20 { // in all loops
+		flows = append(flows, mustDialUDP(t, at[plan.UDP]))
+		answers = append(answers, mustAsk(t, flows[len(flows)-1], "x"))
+	}
 
 	var stop atomic.Bool
 	connects := make(chan error, 1)
@@ -117,13 +128,13 @@ func handOver(t *testing.T, path string) {
 	if young.web.Figures().Total < 20 {
 		t.Errorf("the successor has taken %d connections", young.web.Figures().Total)
 	}
-	for range 3 {
-		if got := mustAsk(t, flow, "x"); got != answer {
-			t.Errorf("the flow's endpoint answered %q before and %q now", answer, got)
+	for i, flow := range flows {
+		if got := mustAsk(t, flow, "x"); got != answers[i] {
+			t.Errorf("the endpoint of flow %d answered %q before and %q now", i, answers[i], got)
 		}
 	}
-	if f := young.dns.Figures(); f.Total != 1 || f.Open != 1 || old.dns.Figures().Open != 0 {
-		t.Errorf("the successor has had %d flows, want the one of the predecessor", f.Total)
+	if f := young.dns.Figures(); f.Total != 20 || f.Open != 20 || old.dns.Figures().Open != 0 {
+		t.Errorf("the successor has had %d flows, want the 20 of the predecessor", f.Total)
 	}
 	mustExchange(t, kept, "the predecessor's connections go on")
 }

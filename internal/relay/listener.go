@@ -18,11 +18,14 @@ import (
 // ErrStopped is returned by a Relay that has been shut down or is not started.
 var ErrStopped = errors.New("the relay does not run")
 
-// Listener is a listening socket that a Relay serves.
+// Listener is a listening socket that a Relay serves; of UDP there may be several at one
+// address, each in a loop of its own, among which the kernel spreads the clients.
 type Listener struct {
 	relay  *Relay
 	config ListenConfig // Addr with the port that it got
 	fd     int          // the socket
+	index  int          // among those at the address
+	rest   []*Listener  // the others, of the first
 	router atomic.Pointer[Router]
 	users  atomic.Int32 // loops and flows that use the socket; the last one closes it
 
@@ -58,28 +61,60 @@ func (r *Relay) Listen(c ListenConfig) (*Listener, error) {
 	if len(r.loops) == 0 || r.stopped {
 		return nil, ErrStopped
 	}
-	fd, inherited := r.opts.Inherited.Take(handover.Name{Key: c.Key, Protocol: c.Protocol, Addr: c.Addr})
-	if !inherited {
-		var err error
-		if fd, err = socket.Listen(c.socket()); err != nil {
-			return nil, fmt.Errorf("listening on %s %s: %w", c.Protocol, c.Addr, err)
-		}
-	}
-	ln, err := r.newListener(c, fd, inherited)
+	fds, inherited, err := r.bound(c)
 	if err != nil {
-		unix.Close(fd)
 		return nil, fmt.Errorf("listening on %s %s: %w", c.Protocol, c.Addr, err)
 	}
-	r.listeners[ln] = struct{}{}
-	if inherited {
-		r.held = append(r.held, ln)
+	var first *Listener
+	for i, fd := range fds {
+		ln, err := r.newListener(c, fd, i, inherited)
+		if err != nil {
+			socket.CloseAll(fds[i:])
+			if first != nil {
+				go first.Close() // which needs the lock
+			}
+			return nil, fmt.Errorf("listening on %s %s: %w", c.Protocol, c.Addr, err)
+		}
+		r.listeners[ln] = struct{}{}
+		if inherited {
+			r.held = append(r.held, ln)
+		}
+		r.limit.listens(1)
+		if first == nil {
+			first = ln
+		} else {
+			first.rest = append(first.rest, ln)
+		}
 	}
-	r.limit.listens(1)
-	return ln, nil
+	return first, nil
+}
+
+// mostSockets bounds the sockets of one UDP address.
+const mostSockets = 4
+
+// bound returns the sockets for an address: those that a predecessor has left, all of
+// them, as the kernel chooses among as many as there are; or new ones.
+func (r *Relay) bound(c ListenConfig) (fds []int, inherited bool, err error) {
+	for {
+		fd, ok := r.opts.Inherited.Take(handover.Name{Key: c.Key, Protocol: c.Protocol, Addr: c.Addr, Index: len(fds)})
+		if !ok {
+			break
+		}
+		fds = append(fds, fd)
+		if c.Addr, err = socket.LocalAddr(fd); err != nil {
+			socket.CloseAll(fds)
+			return nil, true, err
+		}
+	}
+	if len(fds) > 0 {
+		return fds, true, nil
+	}
+	fds, err = socket.Listen(c.socket(), min(len(r.loops), mostSockets))
+	return fds, false, err
 }
 
 // newListener serves a socket; with hold only when Succeed lets it.
-func (r *Relay) newListener(c ListenConfig, fd int, hold bool) (*Listener, error) {
+func (r *Relay) newListener(c ListenConfig, fd, index int, hold bool) (*Listener, error) {
 	if err := socket.Prepare(fd, c.socket(), r.opts.KeepAlive); err != nil {
 		return nil, err
 	}
@@ -88,7 +123,7 @@ func (r *Relay) newListener(c ListenConfig, fd int, hold bool) (*Listener, error
 		return nil, err
 	}
 	c.Addr = addr
-	ln := &Listener{relay: r, config: c, fd: fd}
+	ln := &Listener{relay: r, config: c, fd: fd, index: index}
 	ln.router.Store(&c.Router)
 	loops := r.loops
 	if c.Protocol == plan.UDP {
@@ -110,21 +145,32 @@ func (r *Relay) newListener(c ListenConfig, fd int, hold bool) (*Listener, error
 func (ln *Listener) Addr() netip.AddrPort { return ln.config.Addr }
 
 // SetRouter changes what happens to new flows; those that are there go on.
-func (ln *Listener) SetRouter(r Router) { ln.router.Store(&r) }
+func (ln *Listener) SetRouter(r Router) {
+	for _, one := range ln.all() {
+		one.router.Store(&r)
+	}
+}
+
+// Sockets is the number of descriptors that it has.
+func (ln *Listener) Sockets() int { return 1 + len(ln.rest) }
+
+func (ln *Listener) all() []*Listener { return append([]*Listener{ln}, ln.rest...) }
 
 func (ln *Listener) route(f Flow) (*Service, plan.Route) { return (*ln.router.Load())(f) }
 
 // Close stops listening. TCP connections that were accepted go on, UDP flows end.
 // When it has returned, the address can be listened on again at once.
 func (ln *Listener) Close() {
-	ln.relay.mu.Lock()
-	delete(ln.relay.listeners, ln)
-	ln.relay.mu.Unlock()
-	ln.stop(func(s *served) {
-		if s.udp != nil {
-			s.udp.endAll()
-		}
-	})
+	for _, one := range ln.all() {
+		ln.relay.mu.Lock()
+		delete(ln.relay.listeners, one)
+		ln.relay.mu.Unlock()
+		one.stop(func(s *served) {
+			if s.udp != nil {
+				s.udp.endAll()
+			}
+		})
+	}
 }
 
 // stop has the loops stop accepting, and then do something with what there is, and

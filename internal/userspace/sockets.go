@@ -148,7 +148,7 @@ func (p *ports) listen(id plan.ID, s *served, on [classes]bool, port uint16) err
 			undo()
 			return err
 		}
-		p.open++
+		p.open += ln.Sockets()
 		port = ln.Addr().Port()
 		fresh[c] = ln
 		opened = append(opened, ln)
@@ -174,7 +174,7 @@ func (p *ports) listen(id plan.ID, s *served, on [classes]bool, port uint16) err
 
 func (p *ports) close(ln *relay.Listener) {
 	ln.Close()
-	p.open--
+	p.open -= ln.Sockets()
 }
 
 // trim implements sockets.

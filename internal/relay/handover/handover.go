@@ -30,6 +30,7 @@ type Name struct {
 	Key      string
 	Protocol plan.Protocol
 	Addr     netip.AddrPort
+	Index    int // where several share the address
 }
 
 // Socket is a listening socket.

@@ -99,7 +99,7 @@ func (in *Inheritance) Take(n Name) (fd int, ok bool) {
 	fd, ok = in.sockets[n]
 	if !ok && n.Addr.Port() == 0 {
 		for have := range in.sockets {
-			if have.Key == n.Key && have.Protocol == n.Protocol && have.Addr.Addr() == n.Addr.Addr() {
+			if have.Key == n.Key && have.Protocol == n.Protocol && have.Index == n.Index && have.Addr.Addr() == n.Addr.Addr() {
 				n, fd, ok = have, in.sockets[have], true
 				break
 			}
@@ -118,7 +118,7 @@ func (in *Inheritance) Addrs(key string, p plan.Protocol) []netip.AddrPort {
 	defer in.mu.Unlock()
 	var out []netip.AddrPort
 	for n := range in.sockets {
-		if n.Key == key && n.Protocol == p {
+		if n.Key == key && n.Protocol == p && n.Index == 0 {
 			out = append(out, n.Addr)
 		}
 	}

@@ -154,25 +154,54 @@ type Config struct {
 	Transparent bool           // the address may be one that is only routed to the node
 }
 
-// Listen returns a bound socket; Prepare makes it listen.
-func Listen(c Config) (int, error) {
+// Listen returns a bound socket, which Prepare makes listen; of UDP several at the same
+// address, over which the kernel spreads the clients, each always to the same one. The
+// first is bound before it shares its address, so that nobody else's are joined.
+func Listen(c Config, several int) ([]int, error) {
 	kind := unix.SOCK_STREAM
 	switch c.Protocol {
 	case plan.TCP:
+		several = 1
 	case plan.UDP:
 		kind = unix.SOCK_DGRAM
 	default:
-		return -1, fmt.Errorf("%s is not relayed: only TCP and UDP are", c.Protocol)
+		return nil, fmt.Errorf("%s is not relayed: only TCP and UDP are", c.Protocol)
 	}
-	fd, err := unix.Socket(domain(c.Addr.Addr()), kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("creating a socket: %w", err)
+	var fds []int
+	for range several {
+		fd, err := unix.Socket(domain(c.Addr.Addr()), kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			CloseAll(fds)
+			return nil, fmt.Errorf("creating a socket: %w", err)
+		}
+		fds = append(fds, fd)
+		shared := func() error {
+			return setOptions(fd, Option{unix.SOL_SOCKET, unix.SO_REUSEPORT, 1, "SO_REUSEPORT"})
+		}
+		if len(fds) > 1 {
+			err = shared()
+		}
+		if err == nil {
+			err = bindListener(fd, c)
+		}
+		if err == nil && len(fds) == 1 && several > 1 {
+			if err = shared(); err == nil {
+				c.Addr, err = LocalAddr(fd)
+			}
+		}
+		if err != nil {
+			CloseAll(fds)
+			return nil, err
+		}
 	}
-	if err := bindListener(fd, c); err != nil {
+	return fds, nil
+}
+
+// CloseAll closes descriptors.
+func CloseAll(fds []int) {
+	for _, fd := range fds {
 		unix.Close(fd)
-		return -1, err
 	}
-	return fd, nil
 }
 
 func bindListener(fd int, c Config) error {
