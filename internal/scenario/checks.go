@@ -252,9 +252,11 @@ func (k *kernel) log(args []string) error {
 // metric checks NAME{label="value",...} OP VALUE: the sum of all series of the
 // name with these labels. A series that does not exist counts as 0.
 func (k *kernel) metric(args []string) error {
-	if len(args) != 3 {
+	if len(args) < 3 {
 		return world.Usagef("want NAME{...} OP VALUE")
 	}
+	at := len(args) - 2 // labels may stand apart
+	args = []string{strings.Join(args[:at], " "), args[at], args[at+1]}
 	want, err := strconv.ParseFloat(args[2], 64)
 	if err != nil {
 		return world.Usagef("value %q: want a number", args[2])

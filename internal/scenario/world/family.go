@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -107,21 +108,28 @@ func MapTree(v any) (any, error) {
 	return v, nil
 }
 
+// mapList maps a list; an address or family that is in it already, as in a list that was
+// written for both, is left out.
 func mapList(list []any) (any, error) {
 	out := make([]any, 0, len(list))
 	for i, e := range list {
-		s, _ := e.(string)
-		if all := Twins(strings.TrimSpace(s)); len(all) > 0 {
-			for _, t := range all {
-				out = append(out, t)
+		s, isText := e.(string)
+		mapped := []any{}
+		for _, t := range Twins(strings.TrimSpace(s)) {
+			mapped = append(mapped, t)
+		}
+		if len(mapped) == 0 {
+			m, err := MapTree(e)
+			if err != nil {
+				return nil, fmt.Errorf("%d: %w", i, err)
 			}
-			continue
+			mapped = append(mapped, m)
 		}
-		m, err := MapTree(e)
-		if err != nil {
-			return nil, fmt.Errorf("%d: %w", i, err)
+		for _, m := range mapped {
+			if !isText || !slices.Contains(out, m) {
+				out = append(out, m)
+			}
 		}
-		out = append(out, m)
 	}
 	return out, nil
 }

@@ -24,7 +24,8 @@ func TestMapTree(t *testing.T) {
 		"ranges": []any{"192.0.2.0/28", " 198.51.100.0/26 ", "10.0.0.0/8", "primary", map[string]any{"ip": "203.0.113.20"}},
 		"text":   "IPv4 first, 10.62.0.20 second",
 		"list":   "10.61.0.0/16, 10.9.9.9",
-		"family": []any{"IPv4"},
+		"family": []any{"IPv4", "IPv6"},
+		"both":   []any{"10.62.0.20", "2001:db8:62::20", map[string]any{"a": 1}, map[string]any{"a": 1}},
 		"port":   80,
 	}
 	want := map[string]any{
@@ -33,6 +34,7 @@ func TestMapTree(t *testing.T) {
 		"text":   "IPv4 first, 10.62.0.20 second",
 		"list":   "2001:db8:61::/48,2001:db8:4::a09:909",
 		"family": []any{"IPv6"},
+		"both":   []any{"2001:db8:62::20", map[string]any{"a": 1}, map[string]any{"a": 1}},
 		"port":   80,
 	}
 	have, err := MapTree(in)
