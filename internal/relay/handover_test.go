@@ -104,9 +104,6 @@ func handOver(t *testing.T, path string) {
 	}()
 
 	in := mustInherit(t, path)
-	if got := in.Addrs("default/default/web", plan.TCP); len(got) != 1 || got[0] != at[plan.TCP] {
-		t.Errorf("inherited for web: %v", got)
-	}
 	young := newHeir(t, in, old, tcp, udp)
 	if err := young.Succeed(); err != nil {
 		t.Fatal(err)

@@ -6,18 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/svcproxy/svcproxy/internal/plan"
 )
 
-// Inheritance is what a predecessor process left: its listening sockets, which both
-// serve until Done.
+// Inheritance is what a predecessor process left: its listening sockets, which it serves
+// until Done.
 type Inheritance struct {
 	conn *net.UnixConn
 
@@ -110,20 +106,6 @@ func (in *Inheritance) Take(n Name) (fd int, ok bool) {
 		return -1, false
 	}
 	return fd, true
-}
-
-// Addrs returns the addresses of the sockets with a key that nobody has taken yet.
-func (in *Inheritance) Addrs(key string, p plan.Protocol) []netip.AddrPort {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	var out []netip.AddrPort
-	for n := range in.sockets {
-		if n.Key == key && n.Protocol == p && n.Index == 0 {
-			out = append(out, n.Addr)
-		}
-	}
-	slices.SortFunc(out, netip.AddrPort.Compare)
-	return out
 }
 
 // Done tells the predecessor to stop serving, waits until it has, and returns what it
