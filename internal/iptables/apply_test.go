@@ -434,6 +434,54 @@ func TestWatchConfirms(t *testing.T) {
 	}
 }
 
+// flushedOnce are tables that somebody flushes right after they were read first.
+type flushedOnce struct {
+	*sys.Fake
+	done bool
+}
+
+func (f *flushedOnce) Save(ctx context.Context, t sys.Table, line func([]byte) error) error {
+	err := f.Fake.Save(ctx, t, line)
+	if t == sys.NAT && !f.done {
+		f.done = true
+		err = errors.Join(err, f.Meddle("*nat\n-F POSTROUTING\nCOMMIT\n"))
+	}
+	return err
+}
+
+// What others change while a process starts is seen too: between its first look at the
+// kernel and the end of its first Apply.
+func TestWatchSeesTheStart(t *testing.T) {
+	for _, late := range []bool{false, true} { // the watch begins after the first Apply
+		p := twoServices()
+		before, fakes := onFakes(t, sys.NFT, plan.IPv4)
+		mustApply(t, before, plan.Update{Plan: p})
+		b := newBackend(testEnv(plan.IPv4), func(context.Context, plan.Family) (sys.Tables, sys.Tables, error) {
+			return &flushedOnce{Fake: fakes[plan.IPv4]}, nil, nil
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		told, ended := make(chan string, 1), make(chan error, 1)
+		watch := func() { ended <- b.Watch(ctx, func(what string) { told <- what }) }
+		if !late {
+			go watch()
+			for !b.begun.Load() {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		mustApply(t, b, plan.Update{Plan: p})
+		if late {
+			go watch()
+		}
+		select {
+		case <-told:
+		case <-ctx.Done():
+			t.Errorf("late: %v: the flush was not noticed", late)
+		}
+		cancel()
+		<-ended
+	}
+}
+
 // More chains than are removed at once go in an order in which none is in use.
 func TestCleanupOfManyChains(t *testing.T) {
 	for _, store := range bothStores {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
@@ -29,14 +30,13 @@ type dropCounter interface {
 
 // Watch implements dataplane.Watcher.
 func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error {
+	b.begun.Store(true)
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-b.located:
 	}
-	b.mu.Lock()
-	families := b.families
-	b.mu.Unlock()
+	families := b.families // Apply has the lock, and may wait for us
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -47,15 +47,23 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 			cancel() // one that ends ends all
 		})
 	}
+	var blind atomic.Int32
+	blind.Store(int32(len(families)))
 	for _, f := range families {
 		suspects := make(chan string, 1)
+		suspect := func(what string) {
+			select {
+			case suspects <- what:
+			default: // one is enough
+			}
+		}
 		run(func() error {
-			return f.tables.Watch(ctx, anyOurs, func(what string) {
-				select {
-				case suspects <- what:
-				default: // one is enough
+			return f.tables.Watch(ctx, anyOurs, func() {
+				if blind.Add(-1) == 0 {
+					b.seen.Do(func() { close(b.watched) })
 				}
-			})
+				go b.catchUp(suspect)
+			}, suspect)
 		})
 		run(func() error { return b.confirm(ctx, f, suspects, disturbed) })
 		run(func() error { return f.countDropped(ctx) })
@@ -67,6 +75,16 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// catchUp has the kernel looked at if its rules were read before changes could be seen.
+func (b *backend) catchUp(suspect func(string)) {
+	b.mu.Lock()
+	unseen := b.unseen
+	b.mu.Unlock()
+	if unseen {
+		suspect("rules were read before changes by others could be seen")
+	}
 }
 
 // countDropped adds up the packets dropped as INVALID until ctx ends.

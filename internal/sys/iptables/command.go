@@ -39,6 +39,7 @@ type Command struct {
 	mu      sync.Mutex // guards what follows; held while a legacy Restore runs
 	writers []int      // process ids of the last Restores: their changes are our own
 	sizes   map[Table]tableSize
+	unsaid  []string // changes by others that the next look tells of
 	writing int
 }
 
@@ -85,6 +86,9 @@ func (c *Command) Save(ctx context.Context, t Table, line func([]byte) error) er
 	if c.store == Legacy && !legacyHas("/proc", c.family, t) {
 		return nil
 	}
+	if c.store == Legacy {
+		c.noticeSize(t)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.save, "-t", string(t))
@@ -113,6 +117,7 @@ func (c *Command) Restore(ctx context.Context, input func(*bufio.Writer) error) 
 		c.measureLock(ctx)
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		c.noticeSizes()
 		defer c.rememberSizes()
 	}
 	if err := c.run(ctx, input); err != nil {

@@ -295,10 +295,11 @@ func isTarget(name string) bool {
 	return false
 }
 
-func (f *Fake) Watch(ctx context.Context, _ func(string) bool, suspect func(string)) error {
+func (f *Fake) Watch(ctx context.Context, _ func(string) bool, ready func(), suspect func(string)) error {
 	f.mu.Lock()
 	f.suspect = append(f.suspect, suspect)
 	f.mu.Unlock()
+	ready()
 	<-ctx.Done()
 	return ctx.Err()
 }

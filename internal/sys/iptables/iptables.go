@@ -76,8 +76,9 @@ type Tables interface {
 	Restore(ctx context.Context, input func(*bufio.Writer) error) error
 	// Watch calls suspect, with what was seen, when others may have changed
 	// chains that ours accepts, or rules that lead to them, until ctx ends.
-	// Changes by Restore do not count. What is suspected need not be true.
-	Watch(ctx context.Context, ours func(chain string) bool, suspect func(what string)) error
+	// Changes by Restore do not count. What is suspected need not be true. It calls ready
+	// once it sees changes.
+	Watch(ctx context.Context, ours func(chain string) bool, ready func(), suspect func(what string)) error
 }
 
 // RestoreError is a failed Restore.

@@ -165,7 +165,7 @@ func TestWatchTellsOfOthers(t *testing.T) {
 			defer cancel()
 			told := make(chan string, 100)
 			go func() {
-				_ = kernel.Watch(ctx, func(c string) bool { return strings.HasPrefix(c, "KUBE-") }, func(what string) { told <- what })
+				_ = kernel.Watch(ctx, func(c string) bool { return strings.HasPrefix(c, "KUBE-") }, func() {}, func(what string) { told <- what })
 			}()
 			other := NewCommand(IPv4, kernel.Store(), kernel.(*Command).save, kernel.(*Command).restore, nil)
 			expect := func(what string, do func() error) {

@@ -53,6 +53,36 @@ func size(f Family, t Table) (tableSize, error) {
 	return tableSize{info.entries, info.size}, nil
 }
 
+// noticeSize remembers the size of a table that is about to be read for the first time.
+func (c *Command) noticeSize(t Table) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, known := c.sizes[t]; known {
+		return
+	}
+	if now, err := size(c.family, t); err == nil {
+		c.sizes[t] = now
+	}
+}
+
+// noticeSizes remembers what others have changed, which a Restore would cover up. c.mu is
+// held.
+func (c *Command) noticeSizes() {
+	for _, t := range []Table{NAT, Filter} {
+		now, err := size(c.family, t)
+		if err != nil {
+			continue
+		}
+		old, known := c.sizes[t]
+		if known && now != old && len(c.unsaid) < mostUnsaid {
+			c.unsaid = append(c.unsaid, fmt.Sprintf("table %s of %s went from %d rules to %d", t, c.family, old.entries, now.entries))
+		}
+	}
+}
+
+// mostUnsaid bounds what is remembered while nobody watches.
+const mostUnsaid = 4
+
 // rememberSizes takes the present sizes as our own. c.mu is held.
 func (c *Command) rememberSizes() {
 	for _, t := range []Table{NAT, Filter} {
@@ -89,7 +119,8 @@ func (c *Command) watchSizes(ctx context.Context, suspect func(string)) error {
 func (c *Command) resized() ([]string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var found []string
+	found := c.unsaid
+	c.unsaid = nil
 	for _, t := range []Table{NAT, Filter} {
 		old, known := c.sizes[t]
 		now, err := size(c.family, t)
@@ -108,9 +139,10 @@ func (c *Command) resized() ([]string, error) {
 }
 
 // Watch implements Tables.
-func (c *Command) Watch(ctx context.Context, ours func(string) bool, suspect func(string)) error {
+func (c *Command) Watch(ctx context.Context, ours func(string) bool, ready func(), suspect func(string)) error {
 	if c.store == Legacy {
+		ready() // sizes are known since the first Save
 		return c.watchSizes(ctx, suspect)
 	}
-	return c.watchEvents(ctx, ours, suspect)
+	return c.watchEvents(ctx, ours, ready, suspect)
 }

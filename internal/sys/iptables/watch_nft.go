@@ -17,7 +17,7 @@ import (
 const eventBuffer = 8 << 20
 
 // watchEvents is Watch for the nft store.
-func (c *Command) watchEvents(ctx context.Context, ours func(string) bool, suspect func(string)) error {
+func (c *Command) watchEvents(ctx context.Context, ours func(string) bool, ready func(), suspect func(string)) error {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return fmt.Errorf("open a netfilter socket: %w", err)
@@ -29,6 +29,7 @@ func (c *Command) watchEvents(ctx context.Context, ours func(string) bool, suspe
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
+	ready()
 	for {
 		msgs, err := conn.Receive()
 		if ctx.Err() != nil {
