@@ -360,5 +360,8 @@ func (k *kernel) api(args []string) error {
 	if len(args) != 1 {
 		return world.Usagef("want silence, resume, disconnect, stop or start")
 	}
+	if err := k.build(); err != nil {
+		return err
+	}
 	return f.Do(args[0], k.net.Host("node"))
 }

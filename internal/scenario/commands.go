@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +26,8 @@ type script struct {
 	trace   func(format string, args ...any)
 	begun   time.Time
 	failure error // of the command that failed
+
+	nodeApplied bool // the Node under test is as a file of the script says
 }
 
 // commands are the language beyond testscript's own.
@@ -188,6 +191,7 @@ func (s *script) addr(args []string) error {
 		addrs = s.w.Families.Pair(addrs)
 	}
 	n := s.w.Node()
+	before := s.w.NodeObject()
 	for _, a := range addrs {
 		has := slices.Contains(n.Addrs, a)
 		switch {
@@ -203,6 +207,10 @@ func (s *script) addr(args []string) error {
 		if err := s.stage.addr(a, args[0] == "add"); err != nil {
 			return err
 		}
+	}
+	// The kubelet reports another address where that which it reported has gone.
+	if after := s.w.NodeObject(); !s.nodeApplied && !reflect.DeepEqual(before, after) {
+		return s.putObject(after)
 	}
 	return nil
 }
@@ -262,6 +270,7 @@ func (s *script) apply(args []string) error {
 			return world.Usagef("%s: %v", file, err)
 		}
 		for _, o := range objs {
+			s.nodeApplied = s.nodeApplied || world.KeyOf(o) == world.Key{Kind: "Node", Name: s.w.NodeName}
 			if err := s.putObject(o); err != nil {
 				return fmt.Errorf("%s: %w", file, err)
 			}

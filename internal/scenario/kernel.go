@@ -77,14 +77,8 @@ func (k *kernel) build() error {
 		t.Hosts = append(t.Hosts, lab.HostSpec{Name: n.Name, Forwards: true})
 		k.joinRouter(&t, n.Name, world.Both(n.Addr), world.BothRanges(n.Pods))
 	}
-	k.joinRouter(&t, "node", k.w.Node().Addrs, k.w.PodCIDRs)
-	for _, all := range everywhere {
-		// Service addresses are the node's business; what it sends back to the
-		// router in spite of that is unreachable.
-		if via := k.nodeAddr(all.Addr().Is6()); via.IsValid() {
-			t.Routes = append(t.Routes, lab.RouteSpec{Host: "router", To: all, Dev: toNode("node"), Via: via})
-		}
-	}
+	k.joinRouter(&t, "node", k.w.Node().Addrs, nil)
+	t.Routes = append(t.Routes, k.routesToNode()...)
 	var err error
 	if k.net, err = lab.Build(t); err != nil {
 		return err
@@ -103,6 +97,18 @@ func (k *kernel) build() error {
 var everywhere = []netip.Prefix{
 	netip.PrefixFrom(netip.IPv4Unspecified(), 0),
 	netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+}
+
+// routesToNode leads from the router to what is behind the node: its pods and, because
+// Service addresses are its business, all that is nowhere else. What it sends back in
+// spite of that is unreachable.
+func (k *kernel) routesToNode() (out []lab.RouteSpec) {
+	for _, to := range slices.Concat(everywhere, k.w.PodCIDRs) {
+		if via := k.nodeAddr(to.Addr().Is6()); via.IsValid() {
+			out = append(out, lab.RouteSpec{Host: "router", To: to, Dev: toNode("node"), Via: via})
+		}
+	}
+	return out
 }
 
 // nodeAddr is the node's first address of a family, or an invalid one.
@@ -275,9 +281,13 @@ func (k *kernel) addr(a netip.Addr, add bool) error {
 	return k.net.Host("router").DelRoute(toNode("node"), single(a))
 }
 
-// preferSources makes the node's first addresses the source of what it sends.
+// preferSources makes the node's first addresses the source of what it sends, and the
+// way to it.
 func (k *kernel) preferSources() error {
-	t := lab.Topology{Routes: nodeRoutes("node", k.w.Node().Addrs)}
+	t := lab.Topology{Routes: append(nodeRoutes("node", k.w.Node().Addrs), k.routesToNode()...)}
+	for _, a := range world.Both(markerAddr) {
+		t.Routes = append(t.Routes, lab.RouteSpec{Host: "node", To: single(a), Dev: markerInterface, Src: k.nodeAddr(a.Is6())})
+	}
 	for _, h := range k.w.Hosts {
 		if h.Role != world.Pod || h.On != nil {
 			continue
@@ -337,9 +347,6 @@ func (k *kernel) start(args []string, mustFail bool) error {
 	if k.proxy != nil {
 		return world.Usagef("the proxy was started already")
 	}
-	if err := k.build(); err != nil {
-		return err
-	}
 	k.args = args
 	if err := k.launch(); err != nil {
 		return err
@@ -360,6 +367,9 @@ func (k *kernel) start(args []string, mustFail bool) error {
 
 // launch writes the configuration and starts the proxy.
 func (k *kernel) launch() error {
+	if err := k.build(); err != nil {
+		return err
+	}
 	if err := k.writeConfig(); err != nil {
 		return err
 	}

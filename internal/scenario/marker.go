@@ -41,6 +41,7 @@ const (
 	markerNamespace = "scenario"
 	markerName      = "marker"
 	markerHost      = "marker" // of the lab; hosts of the script cannot have the name
+	markerInterface = "veth0"  // the node's end of its link
 	markerPort      = 20000    // of generation 0
 )
 
@@ -52,7 +53,7 @@ var (
 
 func (k *kernel) placeMarker() error {
 	return k.net.Extend(lab.Topology{Leaves: []lab.LeafSpec{{
-		Name: markerHost, Behind: "node", Addrs: world.Both(markerAddr), From: k.w.Node().Addrs,
+		Name: markerHost, Behind: "node", Interface: markerInterface, Addrs: world.Both(markerAddr), From: k.w.Node().Addrs,
 	}}})
 }
 

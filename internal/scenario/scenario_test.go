@@ -258,6 +258,27 @@ pod web 2001:db8:61:1::5 tcp:80
 	}
 }
 
+// TestOrderOfCommands: those that need the network make it, whichever comes first.
+func TestOrderOfCommands(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: network namespaces")
+	}
+	program, modes := mustBuild(t)
+	for _, script := range []string{
+		"restart\nsync\n", "api stop\nstart\napi start\nsync\n", "addr add 192.0.2.21\nrestart -kill\nsync\n",
+		"in node true\nnode addr=192.0.2.21\nstart\nsync\n", "cut birch\njoin birch\nstart\nsync\n", "sync\n",
+	} {
+		t.Run(script, func(t *testing.T) {
+			t.Parallel()
+			r := &Runner{Subject: subject.Svcproxy(program, true), FromAPI: true}
+			res := r.Run(Case{Scenario: mustScenario(t, script), Mode: modes[0].Name})
+			if want := script == "sync\n"; (res.Verdict != Passed) != want || strings.Contains(res.Detail, "panic") {
+				t.Errorf("%s: %s", res.Verdict, res.Detail)
+			}
+		})
+	}
+}
+
 // TestUnmappedFailsWhereItRuns: a range without a counterpart is a fault of the line, not
 // of the file, and none where a condition leaves the line out.
 func TestUnmappedFailsWhereItRuns(t *testing.T) {
