@@ -18,7 +18,6 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/planner"
 	"github.com/svcproxy/svcproxy/internal/probe"
-	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
 	"github.com/svcproxy/svcproxy/internal/takeover"
 )
 
@@ -95,17 +94,13 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, with chosen, lo
 		Families: p.families, SyncPeriod: c.SyncPeriod, Eligible: p.eligible, Ready: p.ready,
 		Age: p.state.Age, AgeLimit: c.Staleness, Stats: p.metrics, Notes: p.events.notes, Log: log.Logger,
 	})
-	var flows dataplane.FlowTable
-	if !mode.OwnFlows {
-		flows = &conntrack.Kernel{}
-	}
 	p.takeover = p.newTakeover(c, backend)
 	p.loopback = loopback.New(loopback.Config{
 		Families: p.families, Relay: relayOptions(c), Notes: p.events.notes, Log: log.Logger,
 	})
 	p.loop = dataplane.New(dataplane.Config{
 		Mode: mode.Name, Planner: p.checkedPlanner(), Backend: backend, Families: p.families,
-		Log: log.Logger, Stats: p.metrics, Health: p.health, Flows: flows,
+		Log: log.Logger, Stats: p.metrics, Health: p.health, Flows: flowTable(mode.OwnFlows),
 		Notes: p.events.notes, Age: p.state.Age, First: p.firstSync,
 		Follow:   []dataplane.Follower{p.takeover, p.prober, p.loopback},
 		Whole:    p.takeover.InForce(ctx),
