@@ -464,9 +464,7 @@ func TestWatchSeesTheStart(t *testing.T) {
 		watch := func() { ended <- b.Watch(ctx, func(what string) { told <- what }) }
 		if !late {
 			go watch()
-			for !b.begun.Load() {
-				time.Sleep(time.Millisecond)
-			}
+			b.vigil.Begin() // whoever calls Watch comes first
 		}
 		mustApply(t, b, plan.Update{Plan: p})
 		if late {

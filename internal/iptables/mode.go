@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
@@ -75,9 +74,7 @@ type backend struct {
 	locate locate
 
 	located chan struct{} // closed once families is filled, which then stays
-	begun   atomic.Bool   // Watch was called
-	watched chan struct{} // closed once it sees changes
-	seen    sync.Once     // closes watched
+	vigil   *sys.Vigil
 
 	mu       sync.Mutex // guards what follows
 	unseen   bool       // rules were read before changes could be seen
@@ -86,7 +83,7 @@ type backend struct {
 }
 
 func newBackend(env dataplane.Env, l locate) *backend {
-	return &backend{env: env, locate: l, located: make(chan struct{}), watched: make(chan struct{})}
+	return &backend{env: env, locate: l, located: make(chan struct{}), vigil: sys.NewVigil()}
 }
 
 // Apply implements dataplane.Backend.
@@ -96,7 +93,7 @@ func (b *backend) Apply(ctx context.Context, u plan.Update) error {
 	if err := b.find(ctx); err != nil {
 		return err
 	}
-	b.awaitWatch(ctx)
+	b.vigil.Await(ctx)
 	var errs []error
 	for _, f := range b.families {
 		errs = append(errs, f.apply(ctx, u))
@@ -128,28 +125,6 @@ func (b *backend) find(ctx context.Context) error {
 	b.families, b.others = families, others
 	close(b.located)
 	return nil
-}
-
-// watchPatience is how long the first Apply waits for the watch.
-const watchPatience = 2 * time.Second
-
-// awaitWatch waits until changes by others are seen, if somebody watches: what changes
-// between the first look at the kernel and then would stay. b.mu is held.
-func (b *backend) awaitWatch(ctx context.Context) {
-	select {
-	case <-b.watched:
-		return
-	default:
-	}
-	if b.begun.Load() {
-		select {
-		case <-b.watched:
-			return
-		case <-ctx.Done():
-		case <-time.After(watchPatience):
-		}
-	}
-	b.unseen = true
 }
 
 func newFamily(env dataplane.Env, f plan.Family, t sys.Tables) *family {

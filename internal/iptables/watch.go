@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	sys "github.com/svcproxy/svcproxy/internal/sys/iptables"
@@ -23,14 +22,9 @@ const (
 	countEvery = 30 * time.Second
 )
 
-// dropCounter is Tables that know how many packets a chain has dropped.
-type dropCounter interface {
-	Dropped(ctx context.Context, chain string) (uint64, error)
-}
-
 // Watch implements dataplane.Watcher.
 func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error {
-	b.begun.Store(true)
+	b.vigil.Begin()
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -47,8 +41,7 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 			cancel() // one that ends ends all
 		})
 	}
-	var blind atomic.Int32
-	blind.Store(int32(len(families)))
+	b.vigil.Expect(len(families))
 	for _, f := range families {
 		suspects := make(chan string, 1)
 		suspect := func(what string) {
@@ -59,10 +52,9 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 		}
 		run(func() error {
 			return f.tables.Watch(ctx, anyOurs, func() {
-				if blind.Add(-1) == 0 {
-					b.seen.Do(func() { close(b.watched) })
+				if b.vigil.Ready() {
+					suspect("rules were read before changes by others could be seen")
 				}
-				go b.catchUp(suspect)
 			}, suspect)
 		})
 		run(func() error { return b.confirm(ctx, f, suspects, disturbed) })
@@ -77,38 +69,16 @@ func (b *backend) Watch(ctx context.Context, disturbed func(what string)) error 
 	return errors.Join(errs...)
 }
 
-// catchUp has the kernel looked at if its rules were read before changes could be seen.
-func (b *backend) catchUp(suspect func(string)) {
-	b.mu.Lock()
-	unseen := b.unseen
-	b.mu.Unlock()
-	if unseen {
-		suspect("rules were read before changes by others could be seen")
-	}
-}
-
 // countDropped adds up the packets dropped as INVALID until ctx ends.
 func (f *family) countDropped(ctx context.Context) error {
-	c, ok := f.tables.(dropCounter)
+	c, ok := f.tables.(sys.DropCounter)
 	if !ok || f.liberal {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	var last uint64
-	for {
-		if n, err := c.Dropped(ctx, chainInvalid); err == nil { // else it is not there yet
-			if n < last {
-				last = 0 // it was written anew
-			}
-			f.env.Stats.Add("iptables_ct_state_invalid_dropped_packets_total", float64(n-last))
-			last = n
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(countEvery):
-		}
-	}
+	return sys.FollowDropped(ctx, c, chainInvalid, countEvery, func(n uint64) {
+		f.env.Stats.Add("iptables_ct_state_invalid_dropped_packets_total", float64(n))
+	})
 }
 
 // anyOurs reports whether a chain is ours in any table that is written.
