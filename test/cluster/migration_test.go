@@ -103,6 +103,13 @@ func (w *world) migrates(t *testing.T, binary string, k kubeProxy, m migration) 
 	}
 	w.mustBeReady(t)
 	w.mustHaveNothingOf(t, m)
+	const repaired = "was changed by somebody else"
+	before := strings.Count(w.proxy.said(), repaired)
+	w.mustRun(t, "node1", "", binary, "cleanup", "--kube-proxy")
+	w.mustFlow(t, reference(want...)...)
+	if n := strings.Count(w.proxy.said(), repaired); n != before {
+		t.Errorf("cleaning up after kube-proxy alone took something of svcproxy's")
+	}
 
 	// It is svcproxy that carries the changes out.
 	w.admin.mustApply(t, httpdSlice("10.244.0.4", "10.244.2.9"))
