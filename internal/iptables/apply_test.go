@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -506,6 +507,42 @@ func TestCleanupOfManyChains(t *testing.T) {
 			if left := state(fakes); strings.Contains(left, "KUBE-") {
 				t.Errorf("%s: left behind: %s", store, left)
 			}
+		}
+	}
+}
+
+// rival carries out what its Fake is asked for, once, before that is asked.
+type rival struct {
+	*sys.Fake
+	done bool
+}
+
+func (r *rival) Restore(ctx context.Context, input func(*bufio.Writer) error) error {
+	if !r.done {
+		r.done = true
+		if err := r.Fake.Restore(ctx, input); err != nil {
+			return err
+		}
+	}
+	return r.Fake.Restore(ctx, input)
+}
+
+// Two processes may clean up at the same time, as a mode that takes over and a command.
+func TestCleanupBesideAnother(t *testing.T) {
+	for _, store := range bothStores {
+		b, fakes := onFakes(t, store, plan.IPv4)
+		mustApply(t, b, plan.Update{Plan: twoServices()})
+		find := func(_ context.Context, f plan.Family) ([]sys.Tables, error) {
+			if f != plan.IPv4 {
+				return nil, sys.ErrUnsupported
+			}
+			return []sys.Tables{&rival{Fake: fakes[f]}}, nil
+		}
+		if err := cleanup(t.Context(), testEnv(), find, false); err != nil {
+			t.Error(err)
+		}
+		if left := state(fakes); strings.Contains(left, "KUBE-") {
+			t.Errorf("%s: left behind: %s", store, left)
 		}
 	}
 }

@@ -61,6 +61,13 @@ func hasNFT(ctx context.Context, f plan.Family) (has bool, err error) {
 func cleanup(ctx context.Context, env dataplane.Env, find stores, spare bool) error {
 	return each(ctx, find, func(f plan.Family, t sys.Tables) error {
 		n, err := removeAll(ctx, t, spare)
+		// Another process may be removing the same: what was read is gone then.
+		for range 3 {
+			if _, gone := errors.AsType[*sys.RestoreError](err); !gone {
+				break
+			}
+			n, err = removeAll(ctx, t, spare)
+		}
 		if err == nil && n > 0 {
 			env.Log.Info("removed iptables rules", "store", t.Store(), "family", f, "chains", n)
 		}

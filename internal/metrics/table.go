@@ -104,5 +104,6 @@ var table = []spec{
 	{"svcproxy_health_checks_total", counter, []string{"method", "result"}, nil, nil, "Probes of endpoints that ended."},
 	{"svcproxy_health_check_duration_seconds", histogram, []string{"method"}, waitBuckets, nil, "Time of one probe of an endpoint."},
 	{"svcproxy_health_ports_failed", gauge, nil, nil, nil, "Health-check node ports of Services that cannot be listened on."},
-	{"svcproxy_iptables_lock_wait_seconds", histogram, family, waitBuckets, []string{"iptables"}, "Time spent waiting for the xtables lock."},
+	// Every mode waits for the lock where it removes what iptables mode left.
+	{"svcproxy_iptables_lock_wait_seconds", histogram, family, waitBuckets, nil, "Time spent waiting for the xtables lock."},
 }
