@@ -106,7 +106,6 @@ func (r *Relay) Succeed() error {
 		return nil
 	}
 	rest, err := r.opts.Inherited.Done()
-	defer rest.Close() // what is not taken
 	r.mu.Lock()
 	inherited := map[handover.Name]*Listener{}
 	for _, ln := range r.held {
@@ -130,7 +129,6 @@ func (r *Relay) Succeed() error {
 		}
 		flows[ln] = append(flows[ln], f)
 	}
-	rest.Flows = nil
 	for _, ln := range inherited {
 		for _, s := range ln.served {
 			if !s.loop.post(func() { s.letGo(flows[ln]) }) {
