@@ -29,8 +29,9 @@ type Ports struct{ next uint16 }
 const (
 	firstPort = 1024
 	lastPort  = 32767 // the default net.ipv4.ip_local_port_range begins with the next
-	// portTries is how many ports are tried; then the kernel chooses.
-	portTries = 16
+	// portTries is how many ports are tried; then the kernel chooses. Where one is in
+	// TIME-WAIT so are those that come next.
+	portTries = 4
 )
 
 // NewPorts begins anywhere, so that two do not go the same way.
