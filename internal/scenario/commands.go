@@ -21,6 +21,7 @@ type script struct {
 	ts      *testscript.TestScript // of the command being run
 	w       *world.World
 	objects world.Identities
+	exposed world.Exposed
 	stage   stage
 	kernel  *kernel // the stage, unless it is the plan
 	trace   func(format string, args ...any)
@@ -307,11 +308,13 @@ func (s *script) remove(args []string) error {
 
 func (s *script) putObject(o world.Object) error {
 	s.objects.Stamp(o)
+	s.exposed.Put(o)
 	return s.stage.put(o)
 }
 
 func (s *script) removeObject(k world.Key) error {
 	s.objects.Forget(k)
+	s.exposed.Forget(k)
 	return s.stage.remove(k)
 }
 
@@ -332,6 +335,7 @@ func (s *script) flow(args []string) error {
 	if err != nil {
 		return err
 	}
+	f.PassesOn = s.exposed.Beside
 	return s.stage.flow(f)
 }
 

@@ -77,6 +77,25 @@ func TestAttempts(t *testing.T) {
 	}
 }
 
+// That a router has no way is as good as a refusal only where nobody should answer.
+func TestMeets(t *testing.T) {
+	f := mustParse(t, "probe tcp 203.0.113.5:2222 -> refused")
+	if f.Meets(lab.Unreachable, f.To[0]) {
+		t.Error("nobody said that the node passes it on")
+	}
+	for passesOn, want := range map[bool]bool{false: false, true: true} {
+		f.PassesOn = func(netip.AddrPort) bool { return passesOn }
+		if f.Meets(lab.Unreachable, f.To[0]) != want || !f.Meets(lab.Refused, f.To[0]) || f.Meets(lab.Dropped, f.To[0]) || f.Meets(lab.Answered, f.To[0]) {
+			t.Errorf("passed on: %t", passesOn)
+		}
+	}
+	other := mustParse(t, "probe tcp 203.0.113.5:2222 -> dropped")
+	other.PassesOn = func(netip.AddrPort) bool { return true }
+	if other.Meets(lab.Unreachable, other.To[0]) {
+		t.Error("it was to be dropped")
+	}
+}
+
 func TestTally(t *testing.T) {
 	client, node := netip.MustParseAddr("10.61.1.250"), netip.MustParseAddr("192.0.2.11")
 	from := func(server string, seen netip.Addr) Sighting {
