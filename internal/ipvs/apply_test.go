@@ -510,6 +510,34 @@ func TestForeignVirtualServers(t *testing.T) {
 	}
 }
 
+// When a kube-proxy in this mode is back, the virtual servers and the device are its own;
+// what it has not goes.
+func TestCleanupOwnLeavesWhatKubeProxyHas(t *testing.T) {
+	r := newRig()
+	mustApply(t, r.backend(Options{}, plan.IPv4), plan.Update{Plan: webPlan(nil, 1, 2)})
+	servers, device := r.servers.String(), r.device.String()
+	own := Mode(Options{}).CleanupOwn
+	if own == nil {
+		t.Fatal("the mode has no objects of svcproxy alone")
+	}
+	err := cleanupOwn(t.Context(), testEnv(plan.IPv4), Options{}, r.kernel(), func(k ipvs.Key) bool { return k.Mark == 0 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if have := r.servers.String(); have != servers || !strings.Contains(have, "10.62.0.20:80") {
+		t.Errorf("virtual servers: have\n%s\nwant\n%s", have, servers)
+	}
+	if have := r.device.String(); have != device {
+		t.Errorf("the device: have %s, want %s", have, device)
+	}
+	if exists, err := r.tables.Exists(t.Context(), table.Of(plan.IPv4)); exists || err != nil {
+		t.Errorf("the table is there: %v, %v", exists, err)
+	}
+	if entries, err := r.routing.List(t.Context()); len(entries) > 0 || err != nil {
+		t.Errorf("routes are left: %v, %v", entries, err)
+	}
+}
+
 // A virtual server of somebody else's is where a Service needs one.
 func TestContestedVirtualServer(t *testing.T) {
 	r := newRig()

@@ -22,20 +22,28 @@ import (
 // address is on the device, as kube-proxy's are. The tables go first: from then on
 // packets are another mode's, if one has taken over.
 func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error {
-	servers, err := ourServers(ctx, o, k)
-	errs := []error{err, removeTables(ctx, env, k), removeServers(env, k, servers)}
-	if _, err := k.device.Addrs(); !errors.Is(err, host.ErrNoDevice) {
-		if err = k.device.Delete(); err == nil {
+	err := cleanupOwn(ctx, env, o, k, func(ipvs.Key) bool { return false })
+	if _, none := k.device.Addrs(); !errors.Is(none, host.ErrNoDevice) {
+		gone := k.device.Delete()
+		if gone == nil {
 			env.Log.Info("removed a device", "device", host.VIPDevice)
 		}
-		errs = append(errs, err)
+		err = errors.Join(err, gone)
 	}
+	return errors.Join(err, leftover.RemoveSets(env.Log, k.sets), k.close())
+}
+
+// cleanupOwn removes our virtual servers but those to keep, and what a kube-proxy in this
+// mode has not: tables, routes, and rules in the host's own filter.
+func cleanupOwn(ctx context.Context, env dataplane.Env, o Options, k kernel, keep func(ipvs.Key) bool) error {
+	servers, err := ourServers(ctx, o, k)
+	servers = slices.DeleteFunc(servers, func(e ipvs.Entry) bool { return keep(e.Key) })
+	errs := []error{err, removeTables(ctx, env, k), removeServers(env, k, servers)}
 	if k.host != nil {
 		for _, f := range plan.Families {
 			errs = append(errs, hostfilter.Close(ctx, k.host(f)))
 		}
 	}
-	errs = append(errs, leftover.RemoveSets(env.Log, k.sets))
 	entries, err := k.routing.List(ctx)
 	errs = append(errs, err)
 	for _, e := range entries {
@@ -43,7 +51,7 @@ func cleanup(ctx context.Context, env dataplane.Env, o Options, k kernel) error 
 			errs = append(errs, k.routing.Delete(ctx, e))
 		}
 	}
-	return errors.Join(append(errs, k.close())...)
+	return errors.Join(errs...)
 }
 
 // removeTables deletes our tables.

@@ -58,8 +58,12 @@ func Mode(o Options) dataplane.Mode {
 		New: func(env dataplane.Env) (dataplane.Backend, error) {
 			return newBackend(env, o, newKernel()), nil
 		},
-		Cleanup:          func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, o, newKernel()) },
-		HandOver:         func(ctx context.Context, env dataplane.Env) error { return h.next(ctx, env, o, newKernel()) },
+		Cleanup:  func(ctx context.Context, env dataplane.Env) error { return cleanup(ctx, env, o, newKernel()) },
+		HandOver: func(ctx context.Context, env dataplane.Env) error { return h.next(ctx, env, o, newKernel()) },
+		CleanupOwn: func(ctx context.Context, env dataplane.Env) error {
+			k := newKernel() // kube-proxy has no virtual servers by mark
+			return errors.Join(cleanupOwn(ctx, env, o, k, func(key ipvs.Key) bool { return key.Mark == 0 }), k.close())
+		},
 		CleanupKubeProxy: func(ctx context.Context, env dataplane.Env) error { return cleanupKubeProxy(ctx, env, o, newKernel()) },
 		InForce: func(ctx context.Context, _ dataplane.Env) (bool, error) {
 			if h.underWay() { // of kube-proxy's objects it cannot be told
