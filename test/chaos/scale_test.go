@@ -179,7 +179,9 @@ func TestSoak(t *testing.T) {
 				if round == 2 {
 					second = heap
 				}
-				if round > 2 && round == *rounds && float64(heap) > 1.1*float64(second) {
+				// Maps settle at their size within some rounds; 2 MiB are 10 bytes for each
+				// Service of the further 18.
+				if round > 2 && round == *rounds && heap > second+2<<20 {
 					t.Errorf("the heap grew from %d to %d bytes", second, heap)
 				}
 			}
