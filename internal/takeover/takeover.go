@@ -4,7 +4,9 @@
 // included. Until then the old and the new rules serve side by side.
 //
 // While a kube-proxy runs on the node its rules stay, because it would write them
-// again; that is reported, and they are removed once it has ended.
+// again; that is reported, and they are removed once it has ended. A svcproxy in another
+// mode that has not ended yet takes the removal for interference and repairs it: what it
+// writes is removed again, until nothing has come back for a while.
 //
 // Limits: the self-probe is a TCP connection from the node to one of its own
 // addresses. It shows that the kernel has the mode's hooks, translation and return
@@ -89,6 +91,9 @@ type Config struct {
 	// Look is the pause between two looks for a kube-proxy, Retry the first one
 	// after a failed attempt; it doubles up to Look. 0: 5 s and 1 s.
 	Look, Retry time.Duration
+	// Watch is for how long the objects of other modes have to stay away once they were
+	// removed; 0: 2 minutes.
+	Watch time.Duration
 }
 
 // Status is a snapshot for people.
@@ -112,7 +117,10 @@ type Takeover struct {
 	cfg   Config // immutable after New
 	begun chan struct{}
 	once  sync.Once
-	told  string // of an attempt that succeeded; of Run alone
+
+	// Of Run alone.
+	told    string    // of an attempt that succeeded
+	removed time.Time // when objects in force were removed last; zero: never
 
 	mu      sync.Mutex // guards all below
 	node    *plan.Node
@@ -129,6 +137,9 @@ func New(cfg Config) *Takeover {
 	}
 	if cfg.Retry == 0 {
 		cfg.Retry = time.Second
+	}
+	if cfg.Watch == 0 {
+		cfg.Watch = 2 * time.Minute
 	}
 	if cfg.Rival == nil {
 		cfg.Rival = func(context.Context) *Rival { return nil }
@@ -212,6 +223,9 @@ func (t *Takeover) Run(ctx context.Context) {
 			done, ended = false, true // it may have written until its last moment
 		}
 		rival = now
+		if done && rival == nil && t.cameBack(ctx) {
+			done = false
+		}
 		if !done {
 			err := t.attempt(ctx, rival, ended)
 			if ctx.Err() != nil {
@@ -232,6 +246,19 @@ func (t *Takeover) Run(ctx context.Context) {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// cameBack reports whether objects of other modes are in force again that were removed a
+// short while ago: their process runs still, or wrote them before it ended.
+func (t *Takeover) cameBack(ctx context.Context) bool {
+	if t.removed.IsZero() || time.Since(t.removed) > t.cfg.Watch {
+		return false
+	}
+	back := t.inForce(ctx)
+	if len(back) > 0 {
+		t.cfg.Log.Warn("the objects of other modes are back and are removed again; a process in that mode has written them: end it", "modes", back)
+	}
+	return len(back) > 0
 }
 
 // errRival: the objects in force are those of a kube-proxy at work.
@@ -268,6 +295,9 @@ func (t *Takeover) attempt(ctx context.Context, rival *Rival, ended bool) error 
 		return err
 	}
 	t.update(func(s *Status) { s.InForce = nil })
+	if len(inForce) > 0 {
+		t.removed = time.Now()
+	}
 	text := fmt.Sprintf("mode %s passed its self-probe; the objects of %s were removed", t.cfg.Mode, strings.Join(inForce, ", "))
 	if draining != nil {
 		text += fmt.Sprintf(", but for what open connections of mode %s need", draining.Mode)

@@ -179,6 +179,23 @@ func TestOldModeGoesAfterTheProbe(t *testing.T) {
 	})
 }
 
+// A process in the old mode that has not ended yet repairs what was removed.
+func TestOldModeComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.run()
+		n.mustDo(time.Minute, "hold", "release", "remove old", "remove leftovers", "tell ModeVerified")
+		for range 2 {
+			n.set(func() { n.others = true })
+			n.mustDo(time.Minute, "hold", "release", "remove old", "remove leftovers")
+		}
+		if s := n.takeover.Status(); len(s.InForce) > 0 || n.takeover.Problem() != "" {
+			t.Errorf("the status is %+v, the problem %q", s, n.takeover.Problem())
+		}
+		n.mustDo(time.Hour)
+	})
+}
+
 // What open connections need of the old mode goes when they have ended; until then the
 // new one is alone nevertheless.
 func TestOldModeDrains(t *testing.T) {
