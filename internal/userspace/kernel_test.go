@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -16,9 +17,11 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/relay"
+	"github.com/svcproxy/svcproxy/internal/relay/handover"
 	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
@@ -204,5 +207,37 @@ func TestPortRange(t *testing.T) {
 	}
 	if p.open != 0 {
 		t.Errorf("%d sockets are left", p.open)
+	}
+}
+
+// Whoever has the host's network can listen where a process of the mode is asked to
+// retire. That keeps no other mode from being the only one.
+func TestKernelOtherUserHasNoSay(t *testing.T) {
+	inNamespace(t)
+	// The credentials of who listens count; the thread ends with the test.
+	asOther := func(uid uintptr) {
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)); errno != 0 {
+			t.Fatal(errno)
+		}
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: handoverPath}); err != nil {
+		t.Fatal(err)
+	}
+	asOther(65534)
+	err = unix.Listen(fd, 1)
+	asOther(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := handover.Retire(context.Background(), handoverPath); !errors.Is(err, handover.ErrOtherUser) {
+		t.Errorf("want %v, have %v", handover.ErrOtherUser, err)
+	}
+	if err := handOver(context.Background(), dataplane.Env{Families: plan.Families[:], Log: slog.New(slog.DiscardHandler)}); err != nil {
+		t.Error(err)
 	}
 }
