@@ -13,16 +13,11 @@ import (
 )
 
 // handOver has a process that still carries connections take nothing new any more, and
-// clean up when they have ended. Without one it cleans up. A process of another user has
-// no say: any with the host's network could keep every mode from being the only one.
+// clean up when they have ended. Without one it cleans up.
 func handOver(ctx context.Context, env dataplane.Env) error {
 	there, err := handover.Retire(ctx, handoverPath)
 	if there {
 		return nil
-	}
-	if errors.Is(err, handover.ErrOtherUser) {
-		env.Log.Warn("a process of another user has the address at which a process in userspace mode is asked to take nothing new; end it", "address", handoverPath, "err", err)
-		err = nil
 	}
 	return errors.Join(err, cleanUp(ctx, env))
 }

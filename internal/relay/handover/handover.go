@@ -203,9 +203,9 @@ func received(control []byte) (int, error) {
 	return fds[0], nil
 }
 
-// ErrOtherUser: the process at the other end of the Unix socket runs as somebody else.
+// errOtherUser: the process at the other end of the Unix socket runs as somebody else.
 // Names in the abstract namespace are anybody's who comes first.
-var ErrOtherUser = errors.New("the process at the other end runs as another user")
+var errOtherUser = errors.New("the process at the other end runs as another user")
 
 // sameUser refuses a peer that runs as somebody else.
 func sameUser(conn *net.UnixConn) error {
@@ -222,7 +222,7 @@ func sameUser(conn *net.UnixConn) error {
 		return fmt.Errorf("asking who the other side is: %w", credErr)
 	}
 	if int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("%w, %d", ErrOtherUser, cred.Uid)
+		return fmt.Errorf("%w, %d", errOtherUser, cred.Uid)
 	}
 	return nil
 }

@@ -46,9 +46,14 @@ func Inherit(ctx context.Context, path string) (*Inheritance, error) {
 }
 
 // Retire asks the process that offers its sockets at path to take nothing new any
-// more, and waits until it does not; false without an error if there is none.
+// more, and waits until it does not; false without an error if there is none. One of
+// another user counts as none: anybody with the host's network could keep other modes
+// waiting.
 func Retire(ctx context.Context, path string) (bool, error) {
 	conn, err := ask(ctx, path, askRetire)
+	if errors.Is(err, errOtherUser) {
+		return false, nil
+	}
 	if conn == nil || err != nil {
 		return false, err
 	}
