@@ -26,7 +26,7 @@ type flowCleaner struct {
 	due     flowChecks
 	endings endings
 	missed  map[plan.Family][]netip.AddrPort // see retranslate
-	node    *plan.Node // the newest
+	node    *plan.Node                       // the newest
 	running bool
 	deleted uint64 // UDP
 	ended   uint64 // TCP

@@ -477,7 +477,9 @@ func TestWatchSeesTheStart(t *testing.T) {
 			t.Errorf("late: %v: the flush was not noticed", late)
 		}
 		cancel()
-		<-ended
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Watch ended with %v", err)
+		}
 	}
 }
 

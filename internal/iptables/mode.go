@@ -77,7 +77,6 @@ type backend struct {
 	vigil   *sys.Vigil
 
 	mu       sync.Mutex // guards what follows
-	unseen   bool       // rules were read before changes could be seen
 	families []*family
 	others   []sys.Tables // of the store not used; ours there is removed once
 }
