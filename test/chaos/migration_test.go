@@ -121,7 +121,8 @@ func (w *world) found(command string) string {
 }
 
 // mustHaveNothingOfIPVS waits until nothing of kube-proxy's is left but what this mode
-// has taken over.
+// has taken over, and virtual servers for node ports: these are on the node's own
+// addresses, as an administrator's may be, and stay.
 func (w *world) mustHaveNothingOfIPVS() {
 	w.t.Helper()
 	look := "ipset list -n"
@@ -129,7 +130,7 @@ func (w *world) mustHaveNothingOfIPVS() {
 		look += "; iptables-save | grep KUBE-"
 	}
 	if w.mode != "ipvs" {
-		look += "; ipvsadm -Ln | grep -v '^IP Virtual\\|^Prot\\|RemoteAddress'; ip link show kube-ipvs0 2>/dev/null"
+		look += "; ipvsadm -Ln | grep '^[A-Z]*  10[.]62[.]'; ip link show kube-ipvs0 2>/dev/null"
 	}
 	err := load.Eventually(time.Minute, func() error {
 		if left := w.found(look); left != "" {
