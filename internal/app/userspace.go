@@ -8,16 +8,22 @@ import (
 	"github.com/svcproxy/svcproxy/internal/userspace"
 )
 
+// loopbackQuarters are the quarters of the process's descriptors for connections to node
+// ports on loopback where the mode carries traffic itself, so that neither can use up
+// what the other needs.
+const loopbackQuarters = 1
+
 // userspaceOptions says to userspace mode what is configured.
 func userspaceOptions(c *config.Config) userspace.Options {
-	u := &c.Userspace
+	u, r := &c.Userspace, relayOptions(c)
+	r.Quarters = 4 - loopbackQuarters
 	return userspace.Options{
 		Ports:        userspace.PortRange{First: u.FirstPort, Last: u.LastPort},
 		Blocks:       userspace.Blocks{V4: u.Listen4, V6: u.Listen6},
 		RouteBit:     u.RouteBit,
 		Interception: userspace.Interception(u.Interception),
 		DrainTimeout: u.DrainTimeout,
-		Relay:        relayOptions(c),
+		Relay:        r,
 	}
 }
 

@@ -182,6 +182,24 @@ func TestDescriptorLimit(t *testing.T) {
 	eventually(t, "the attacked Service answers again", func() bool { return exchange(at[0]) == nil })
 }
 
+// Two relays of one process together take no more than one alone.
+func TestQuarters(t *testing.T) {
+	limit := func(quarters int) int64 {
+		b, err := newBudget(0, quarters)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.limit
+	}
+	one, three, all := limit(1), limit(3), limit(4)
+	if one <= 0 || three <= one || one+three > all {
+		t.Errorf("%d and %d of %d", one, three, all)
+	}
+	if b, err := newBudget(100, 1); err != nil || b.limit != 100 {
+		t.Errorf("a limit of one's own is %d: %v", b.limit, err)
+	}
+}
+
 // limitedRelay serves two Services until its input ends.
 func limitedRelay(endpoint string) {
 	limit := unix.Rlimit{Cur: 256, Max: 256}

@@ -34,6 +34,9 @@ func (o Options) withDefaults() Options {
 	if o.KeepAlive == 0 {
 		o.KeepAlive = 15 * time.Second
 	}
+	if o.Quarters == 0 {
+		o.Quarters = 4
+	}
 	if o.MaxFlows == 0 {
 		o.MaxFlows = 65536
 	}
@@ -53,9 +56,9 @@ type budget struct {
 	used  atomic.Int64
 }
 
-// newBudget returns a budget of limit descriptors; 0: what the process may have,
-// less a reserve, which is a quarter where the limit is low.
-func newBudget(limit int) (*budget, error) {
+// newBudget returns a budget of limit descriptors; 0: so many quarters of what the
+// process may have, less a reserve, which is a quarter where the limit is low.
+func newBudget(limit, quarters int) (*budget, error) {
 	if limit > 0 {
 		return &budget{limit: int64(limit)}, nil
 	}
@@ -64,7 +67,7 @@ func newBudget(limit int) (*budget, error) {
 		return nil, err
 	}
 	most := int64(min(r.Cur, 1<<30))
-	return &budget{limit: most - min(reserve, most/4), whole: true}, nil
+	return &budget{limit: (most - min(reserve, most/4)) * int64(quarters) / 4, whole: true}, nil
 }
 
 // take reserves n descriptors, or none and returns false.

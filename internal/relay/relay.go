@@ -41,6 +41,9 @@ type Options struct {
 	// may use together; 0: the process's limit, less the listening sockets and a reserve
 	// for everything else.
 	Descriptors int
+	// Quarters of the process's limit are this relay's, where another one has the rest;
+	// 0: all four. Without effect beside Descriptors.
+	Quarters int
 	// MaxFlows bounds the UDP flows of all listeners; beyond it the flow that has been
 	// idle the longest gives way. 0: 65,536, or as many as Descriptors allows.
 	MaxFlows int
@@ -123,7 +126,7 @@ func (r *Relay) Start() error {
 	if r.loops != nil {
 		return errors.New("starting the relay: it runs already")
 	}
-	limit, err := newBudget(r.opts.Descriptors)
+	limit, err := newBudget(r.opts.Descriptors, r.opts.Quarters)
 	if err != nil {
 		return fmt.Errorf("starting the relay: asking for the limit of descriptors: %w", err)
 	}
