@@ -95,12 +95,8 @@ func newProxy(ctx context.Context, env Env, flags *config.Flags, with chosen, lo
 		Age: p.state.Age, AgeLimit: c.Staleness, Stats: p.metrics, Notes: p.events.notes, Log: log.Logger,
 	})
 	p.takeover = p.newTakeover(c, backend)
-	lo := relayOptions(c)
-	if p.carries != nil {
-		lo.Quarters = loopbackQuarters
-	}
 	p.loopback = loopback.New(loopback.Config{
-		Families: p.families, Relay: lo, Notes: p.events.notes, Log: log.Logger,
+		Families: p.families, Relay: relayOptions(c), Notes: p.events.notes, Log: log.Logger,
 	})
 	p.loop = dataplane.New(dataplane.Config{
 		Mode: mode.Name, Planner: p.checkedPlanner(), Backend: backend, Families: p.families,

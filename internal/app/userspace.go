@@ -8,22 +8,16 @@ import (
 	"github.com/svcproxy/svcproxy/internal/userspace"
 )
 
-// loopbackQuarters are the quarters of the process's descriptors for connections to node
-// ports on loopback where the mode carries traffic itself, so that neither can use up
-// what the other needs.
-const loopbackQuarters = 1
-
 // userspaceOptions says to userspace mode what is configured.
 func userspaceOptions(c *config.Config) userspace.Options {
-	u, r := &c.Userspace, relayOptions(c)
-	r.Quarters = 4 - loopbackQuarters
+	u := &c.Userspace
 	return userspace.Options{
 		Ports:        userspace.PortRange{First: u.FirstPort, Last: u.LastPort},
 		Blocks:       userspace.Blocks{V4: u.Listen4, V6: u.Listen6},
 		RouteBit:     u.RouteBit,
 		Interception: userspace.Interception(u.Interception),
 		DrainTimeout: u.DrainTimeout,
-		Relay:        r,
+		Relay:        relayOptions(c),
 	}
 }
 
@@ -34,6 +28,7 @@ func relayOptions(c *config.Config) relay.Options {
 		ConnectTimeouts: u.ConnectTimeouts,
 		Ejection:        relay.Ejection{Failures: u.EjectAfter, For: u.EjectFor},
 		UDPTimeout:      u.UDPTimeout,
+		Quarters:        3, // the last is for node ports on loopback
 	}
 }
 

@@ -320,7 +320,7 @@ func (f *Forwarder) start(ctx context.Context) error {
 		f.cfg.Log.Warn("a predecessor's sockets on loopback cannot be taken over", "err", err)
 	}
 	o := f.cfg.Relay
-	o.Inherited = in
+	o.Inherited, o.Quarters = in, 1 // the others are for a mode that relays itself
 	r := relay.New(o)
 	if err := r.Start(); err != nil {
 		return err
