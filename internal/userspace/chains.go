@@ -71,7 +71,7 @@ func (s settings) chains() []nft.Object {
 		nft.NewHooked(chainUnmarkOut, "filter", nft.Output, priorityUnmark,
 			s.rule(nft.Has{Field: nft.Mark, Bits: s.own | s.route}, nft.ClearMark(s.own|s.route))),
 		nft.NewHooked(chainUnmarkIn, "filter", nft.Input, priorityMark,
-			s.rule(nft.Has{Field: nft.Mark, Bits: s.route}, nft.ClearMark(s.route)),
+			s.rule(nft.Has{Field: nft.FlowMark, Bits: s.route}, nft.Has{Field: nft.Mark, Bits: s.route}, nft.ClearMark(s.route)), // not ipvs mode's mark
 			s.rule(s.toOwn(), nft.Has{Field: nft.Status, Bits: nft.StatusDNAT}, nft.Do{Code: nft.Accept}),
 			s.rule(s.toOwn(), nft.Do{Code: nft.Drop})),
 		nft.NewHooked(chainPrerouting, "nat", nft.Prerouting, priorityDNAT, incoming...),
