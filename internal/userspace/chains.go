@@ -66,8 +66,8 @@ func (s settings) chains() []nft.Object {
 	return append(out,
 		nft.NewHooked(chainMarkIn, "filter", nft.Prerouting, priorityMark, returning(s.route)),
 		// The answers of the node's own processes are routed before they get here: the
-		// type has them routed again.
-		nft.NewHooked(chainMarkOut, "route", nft.Output, priorityMark, s.rule(isOwn, nft.SetFlowMark(s.route)), returning(s.route|s.own)),
+		// type has them routed again. What ip_vs masquerades has the bit too, and began before.
+		nft.NewHooked(chainMarkOut, "route", nft.Output, priorityMark, s.rule(isOwn, nft.Has{Field: nft.State, Bits: nft.StateNew}, nft.SetFlowMark(s.route)), returning(s.route|s.own)),
 		nft.NewHooked(chainUnmarkOut, "filter", nft.Output, priorityUnmark,
 			s.rule(nft.Has{Field: nft.Mark, Bits: s.own | s.route}, nft.ClearMark(s.own|s.route))),
 		nft.NewHooked(chainUnmarkIn, "filter", nft.Input, priorityMark,
