@@ -226,6 +226,9 @@ func (s *served) stop(then func(*served)) {
 	if !s.open {
 		return
 	}
+	if s.udp == nil {
+		s.ready(0) // what waits in the queue came before, and would be reset
+	}
 	s.open = false
 	s.loop.remove(s.fd, s.watch)
 	then(s)

@@ -133,3 +133,22 @@ func contextThatEnds(t *testing.T, after time.Duration) (context.Context, contex
 	t.Helper()
 	return context.WithTimeout(context.Background(), after)
 }
+
+// Who connected before a listener was closed is served, also if nobody had accepted yet.
+func TestCloseServesWhoWaits(t *testing.T) {
+	r := mustStart(t, Options{})
+	s := r.NewService("default/web")
+	s.Update(servicePort(mustServe(t, echo)))
+	for range 300 {
+		ln := mustListen(t, r, plan.TCP, s)
+		c := mustDial(t, ln.Addr())
+		ln.Close()
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+}
