@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay"
 )
@@ -35,6 +37,19 @@ type soak struct {
 	lastError atomic.Pointer[string]
 }
 
+// samePort listens on a port that is free for TCP; for UDP a flow may have it.
+func samePort() (*net.TCPListener, *net.UDPConn, error) {
+	tcp, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return nil, nil, err
+	}
+	udp, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(tcp.Addr().(*net.TCPAddr).AddrPort()))
+	if err != nil {
+		return nil, nil, errors.Join(err, tcp.Close())
+	}
+	return tcp, udp, nil
+}
+
 // soakEndpoint answers on one port, TCP and UDP, what it is sent.
 type soakEndpoint struct {
 	at   netip.AddrPort
@@ -46,15 +61,17 @@ type soakEndpoint struct {
 }
 
 func newSoakEndpoint() (*soakEndpoint, error) {
-	tcp, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	tcp, udp, err := samePort()
+	for range 20 {
+		if !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+		tcp, udp, err = samePort()
+	}
 	if err != nil {
 		return nil, err
 	}
 	at := tcp.Addr().(*net.TCPAddr).AddrPort()
-	udp, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
-	if err != nil {
-		return nil, errors.Join(err, tcp.Close())
-	}
 	e := &soakEndpoint{at: at, tcp: tcp, udp: udp, open: map[net.Conn]struct{}{}}
 	go func() {
 		for {
