@@ -134,6 +134,19 @@ type Dialing struct {
 	SourcePort uint16     // 0: the kernel chooses
 }
 
+// bind waits for a moment if the address is in use: a socket that was just closed lives
+// on in a program that is being started until that begins to run.
+func bind(fd int, a netip.AddrPort) error {
+	const tries = 100
+	for i := 0; ; i++ {
+		err := unix.Bind(fd, kernelSockaddr(a))
+		if !errors.Is(err, unix.EADDRINUSE) || i == tries {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // connect opens the flow; for UDP only the kernel's route is looked up.
 func (h *Host) connect(ctx context.Context, d Dialing) (*socket, error) {
 	fd := -1
@@ -149,7 +162,7 @@ func (h *Host) connect(ctx context.Context, d Dialing) (*socket, error) {
 					from = netip.IPv6Unspecified()
 				}
 			}
-			if err := unix.Bind(fd, kernelSockaddr(netip.AddrPortFrom(from, d.SourcePort))); err != nil {
+			if err := bind(fd, netip.AddrPortFrom(from, d.SourcePort)); err != nil {
 				return fmt.Errorf("bind to source port %d: %w", d.SourcePort, err)
 			}
 		}
