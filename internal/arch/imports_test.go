@@ -58,6 +58,7 @@ var rules = []rule{
 	{"internal/ipvs", slices.Concat([]string{"internal/ipvs/..."}, modeMay)},
 	{"internal/ipvs/...", slices.Concat([]string{"internal/ipvs/..."}, modeMay)},
 	{"internal/userspace", slices.Concat([]string{"internal/relay/...", "internal/userspace/..."}, modeMay)},
+	{"internal/userspace/listeners", []string{"internal/plan", "internal/relay", "golang.org/x/sys/..."}},
 	{"internal/userspace/...", modeMay},
 	{"internal/loopback", []string{"internal/plan", "internal/relay", "internal/relay/handover", "golang.org/x/sys/..."}},
 	{"internal/relay/...", []string{"internal/plan", "internal/relay/...", "golang.org/x/sys/..."}},

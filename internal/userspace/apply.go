@@ -13,7 +13,16 @@ import (
 	"github.com/svcproxy/svcproxy/internal/delta"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
+
+// sockets are where the relay listens: a *listeners.Ports, or none for a comparison.
+type sockets interface {
+	Serve(sp *plan.ServicePort, on listeners.Set, prefer uint16) (uint16, error)
+	Trim(id plan.ID, on listeners.Set)
+	Drop(id plan.ID)
+	Known(f plan.Family) []plan.ID
+}
 
 // elementsPerCommit bounds a transaction: the kernel commits each in one go.
 const elementsPerCommit = 1000
@@ -131,9 +140,9 @@ func (f *family) carryOut(ctx context.Context, u plan.Update) error {
 		f.settle(c)
 	}
 	if fresh {
-		for _, id := range f.sockets.known(f.fam) {
+		for _, id := range f.sockets.Known(f.fam) {
 			if f.services[id].sp == nil {
-				f.sockets.drop(id)
+				f.sockets.Drop(id)
 			}
 		}
 	}
@@ -146,7 +155,7 @@ func (f *family) carryOut(ctx context.Context, u plan.Update) error {
 
 // baseSettings are those that no node changes.
 func (f *family) baseSettings() settings {
-	return settings{family: f.fam, block: f.opts.Blocks.of(f.fam), own: f.env.Mark(), route: 1 << f.opts.RouteBit}
+	return settings{family: f.fam, block: f.opts.Blocks.Of(f.fam), own: f.env.Mark(), route: 1 << f.opts.RouteBit}
 }
 
 // change is a Service port on its way to another state.
@@ -214,7 +223,7 @@ func (f *family) serve(changes []*change) []error {
 		}
 		f.remarkProtocol(c.id)
 		on := f.settings.render(c.new.sp, prefer).classes
-		port, err := f.sockets.serve(c.new.sp, on, prefer)
+		port, err := f.sockets.Serve(c.new.sp, on, prefer)
 		if err != nil {
 			bad = append(bad, &dataplane.ObjectError{ID: c.id, Err: err})
 			c.failed = true
@@ -316,11 +325,11 @@ func (f *family) settle(c *change) {
 	switch {
 	case c.failed:
 	case c.new.sp == nil:
-		f.sockets.drop(c.id)
+		f.sockets.Drop(c.id)
 		if c.id.Protocol == plan.SCTP {
 			delete(f.refused, c.id.Service())
 		}
 	default:
-		f.sockets.trim(c.id, c.leads.classes)
+		f.sockets.Trim(c.id, c.leads.classes)
 	}
 }

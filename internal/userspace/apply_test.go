@@ -18,6 +18,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 // leadsNowhere returns a listener to which the tables lead and that is not open.
@@ -33,9 +34,9 @@ func (r *rig) leadsNowhere(t *testing.T) string {
 		}
 		open := map[netip.AddrPort]bool{}
 		for id, on := range r.sockets.open {
-			for cl := range class(classes) {
+			for cl := range listeners.Class(listeners.Classes) {
 				if on[cl] && id.Family == f {
-					open[netip.AddrPortFrom(cl.addr(DefaultBlocks().of(f)), portFor(id))] = true
+					open[netip.AddrPortFrom(cl.Addr(listeners.DefaultBlocks().Of(f)), portFor(id))] = true
 				}
 			}
 		}
@@ -190,8 +191,8 @@ func comparePacket(t *testing.T, p *plan.Plan, tables *walk.Tables, pkt plan.Pac
 		if want.Service.Protocol == plan.SCTP {
 			wanted = plan.Refused
 		} else {
-			cl := classOf(want.Frontend.Route[want.Origin])
-			wantTo = netip.AddrPortFrom(cl.addr(DefaultBlocks().of(want.Service.Family)), portFor(want.Service))
+			cl := listeners.ClassOf(want.Frontend.Route[want.Origin])
+			wantTo = netip.AddrPortFrom(cl.Addr(listeners.DefaultBlocks().Of(want.Service.Family)), portFor(want.Service))
 		}
 	}
 	if outcome != wanted || to != wantTo {
@@ -220,8 +221,8 @@ func TestStaleFlows(t *testing.T) {
 	vip, node, other := netip.MustParseAddrPort("10.62.0.20:80"), netip.MustParseAddrPort("192.0.2.11:31080"), netip.MustParseAddrPort("192.0.2.11:53")
 	some := webPlan(plan.UDP, 5)
 	port := portFor(plan.ID{Namespace: "default", Name: "web", Port: "http", Protocol: plan.UDP, Family: plan.IPv4})
-	kept := netip.AddrPortFrom(classOf(plan.Route{}).addr(DefaultBlocks().V4), port)
-	hidden := netip.AddrPortFrom(classOf(plan.Route{SNAT: true}).addr(DefaultBlocks().V4), port)
+	kept := netip.AddrPortFrom(listeners.ClassOf(plan.Route{}).Addr(listeners.DefaultBlocks().V4), port)
+	hidden := netip.AddrPortFrom(listeners.ClassOf(plan.Route{SNAT: true}).Addr(listeners.DefaultBlocks().V4), port)
 	// What began before the Service was there is not translated.
 	r.flows[[2]netip.AddrPort{vip, vip}], r.flows[[2]netip.AddrPort{node, node}], r.flows[[2]netip.AddrPort{other, other}] = 1, 1, 1
 	r.mustApply(t, plantest.Difference(nil, some))

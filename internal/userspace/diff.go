@@ -9,6 +9,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 // Diff implements dataplane.Differ: it does what an Apply at start does, with writes
@@ -26,7 +27,7 @@ func (b *backend) Diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 	for _, fam := range b.env.Families {
 		dry := &nft.DryRun{Tables: b.host.tables}
 		f := newFamily(&backend{env: b.env, opts: b.opts, refused: map[plan.Name]bool{}}, fam)
-		f.tables, f.sockets = dry, noSockets{}
+		f.tables, f.sockets = dry, listeners.None{}
 		if err := f.carryOut(ctx, plan.Update{Plan: p, Node: true}); err != nil {
 			return nil, fmt.Errorf("compare the %s table: %w", fam, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 // A UDP flow keeps the translation of its first packet for as long as packets come:
@@ -81,7 +82,7 @@ func (f *family) leads(svc service, addrs []netip.Addr) map[netip.AddrPort][]net
 		var to []netip.AddrPort
 		for _, rt := range fe.Route {
 			if rt = effective(svc.sp, rt); rt.Verdict == plan.Forward {
-				to = append(to, netip.AddrPortFrom(classOf(rt).addr(f.settings.block), svc.port))
+				to = append(to, netip.AddrPortFrom(listeners.ClassOf(rt).Addr(f.settings.block), svc.port))
 			}
 		}
 		slices.SortFunc(to, netip.AddrPort.Compare)

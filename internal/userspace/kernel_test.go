@@ -3,7 +3,6 @@ package userspace
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -20,12 +19,12 @@ import (
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
-	"github.com/svcproxy/svcproxy/internal/relay"
 	"github.com/svcproxy/svcproxy/internal/relay/handover"
 	"github.com/svcproxy/svcproxy/internal/sys/conntrack"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 // inNamespace moves the test into a network namespace of its own, in which the
@@ -83,7 +82,7 @@ func TestKernelHoldsWhatTheFakeHolds(t *testing.T) {
 		plan.Frontend{Kind: plan.ExternalIP, Addr: at(plan.IPv4, "external", 1), Port: 80, Route: [3]plan.Route{{Verdict: plan.Drop}, {}, {Verdict: plan.Reject}}},
 		plan.Frontend{Kind: plan.LoadBalancerIP, Addr: at(plan.IPv4, "external", 2), Port: 80, Allow: []netip.Prefix{prefix(at(plan.IPv4, "client", 0), 25, 0)}})
 	p.Services[sp.ID] = &sp
-	b, k := kernelBackend(t, Options{Ports: PortRange{40000, 40000}})
+	b, k := kernelBackend(t, Options{Ports: listeners.PortRange{First: 40000, Last: 40000}})
 	ctx := context.Background()
 	if err := b.Apply(ctx, plantest.Difference(nil, p)); err != nil {
 		t.Fatal(err)
@@ -109,7 +108,7 @@ func TestKernelHoldsWhatTheFakeHolds(t *testing.T) {
 	}
 	compare("while the process relays", "169.254.247.")
 	// A second process finds everything as it should be.
-	again, k2 := kernelBackend(t, Options{Ports: PortRange{40000, 40001}})
+	again, k2 := kernelBackend(t, Options{Ports: listeners.PortRange{First: 40000, Last: 40001}})
 	again.begun = true
 	for _, f := range again.families {
 		f.sockets = fixedPort{r.sockets, 40000}
@@ -142,72 +141,8 @@ type fixedPort struct {
 	port uint16
 }
 
-func (f fixedPort) serve(*plan.ServicePort, [classes]bool, uint16) (uint16, error) {
+func (f fixedPort) Serve(*plan.ServicePort, listeners.Set, uint16) (uint16, error) {
 	return f.port, nil
-}
-
-// Ports come from the range, around those that others have; one that is too small is
-// named, and a port that is given back is used again.
-func TestPortRange(t *testing.T) {
-	inNamespace(t)
-	ctx := context.Background()
-	if err := (route.Kernel{}).Add(ctx, route.Entry{Local: DefaultBlocks().V4, Table: route.LocalTable}); err != nil {
-		t.Fatal(err)
-	}
-	other, err := net.Listen("tcp4", "0.0.0.0:40001")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	r := relay.New(relay.Options{})
-	if err := r.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = r.Shutdown(ctx) }()
-	p := newPorts(r, DefaultBlocks(), PortRange{40000, 40002}, 100)
-	sp := func(n int) *plan.ServicePort {
-		return &plan.ServicePort{ID: plan.ID{Name: fmt.Sprint(n), Protocol: plan.TCP, Family: plan.IPv4}}
-	}
-	both := [classes]bool{true, true}
-	var got []uint16
-	for n := range 2 {
-		port, err := p.serve(sp(n), both, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, port)
-	}
-	if got[0] == got[1] || got[0] == 40001 || got[1] == 40001 {
-		t.Errorf("ports %v, want 40000 and 40002", got)
-	}
-	if _, err := p.serve(sp(2), both, 0); err == nil || !strings.Contains(err.Error(), "portRange") {
-		t.Errorf("a range that is used up gives %v", err)
-	}
-	if port, err := p.serve(sp(0), [classes]bool{true, true, true, true}, 0); err != nil || port != got[0] {
-		t.Errorf("more addresses: port %d, %v, want %d", port, err, got[0])
-	}
-	p.drop(sp(0).ID)
-	if port, err := p.serve(sp(2), both, 0); err != nil || port != got[0] {
-		t.Errorf("after one was given back: %d, %v, want %d", port, err, got[0])
-	}
-	// The port of an earlier run is kept if it is free, and left if it is not.
-	p = newPorts(r, DefaultBlocks(), PortRange{}, 5)
-	if port, err := p.serve(sp(5), both, 41234); err != nil || port != 41234 {
-		t.Errorf("port %d, %v, want 41234", port, err)
-	}
-	if port, err := p.serve(sp(6), both, 41234); err != nil || port == 41234 || port == 0 {
-		t.Errorf("port %d, %v, want another than 41234", port, err)
-	}
-	// There is an end to it, which costs what is there nothing.
-	if _, err := p.serve(sp(7), both, 0); err == nil || !strings.Contains(err.Error(), "LimitNOFILE") || p.open != 4 {
-		t.Errorf("beyond the limit of sockets: %v, with %d open", err, p.open)
-	}
-	for n := range 8 {
-		p.drop(sp(n).ID)
-	}
-	if p.open != 0 {
-		t.Errorf("%d sockets are left", p.open)
-	}
 }
 
 // Whoever has the host's network can listen where a process of the mode is asked to

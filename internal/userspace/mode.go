@@ -12,7 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
+	"maps"
 	"sync"
 	"time"
 
@@ -23,6 +23,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 // Name is the mode's name in kube-proxy's configuration.
@@ -57,25 +58,11 @@ const (
 	ByRoutes Interception = "route"    // it listens on the Services' own addresses
 )
 
-// PortRange is a range of ports, both ends included. The zero value is none.
-type PortRange struct{ First, Last uint16 }
-
-// Blocks are the addresses on which the relay listens, four in a row of each family,
-// beginning with the prefix's first. Nothing else on the node or beyond it may use
-// them; they are never seen outside of it.
-type Blocks struct{ V4, V6 netip.Prefix }
-
-// DefaultBlocks are link-local and unique local addresses without a known use.
-func DefaultBlocks() Blocks {
-	return Blocks{V4: netip.MustParsePrefix("169.254.247.0/30"), V6: netip.MustParsePrefix("fd73:7663:7072:6f78::/126")}
-}
-
-func (b Blocks) of(f plan.Family) netip.Prefix {
-	if f == plan.IPv6 {
-		return b.V6
-	}
-	return b.V4
-}
+// What the options are made of.
+type (
+	PortRange = listeners.PortRange
+	Blocks    = listeners.Blocks
+)
 
 const (
 	defaultRouteBit = 15
@@ -86,7 +73,7 @@ const (
 )
 
 func (o Options) withDefaults() Options {
-	defaults := DefaultBlocks()
+	defaults := listeners.DefaultBlocks()
 	if !o.Blocks.V4.IsValid() {
 		o.Blocks.V4 = defaults.V4
 	}
@@ -141,7 +128,7 @@ type backend struct {
 	begun     bool
 	relay     *relay.Relay
 	inherited bool // the sockets of a predecessor, which serves them until takeOver
-	ports     *ports
+	ports     *listeners.Ports
 	families  []*family
 	routes    *routes // interception by routes alone; nil: by tables
 	settled   bool    // the routing is as it should be
@@ -200,9 +187,7 @@ func (b *backend) Services() map[plan.ID]*relay.Service {
 	defer b.mu.Unlock()
 	out := map[plan.ID]*relay.Service{}
 	if b.ports != nil {
-		for id, s := range b.ports.served {
-			out[id] = s.service
-		}
+		maps.Insert(out, b.ports.Services)
 	}
 	if b.routes != nil {
 		for id, s := range b.routes.services {

@@ -1,9 +1,6 @@
 package userspace
 
 import (
-	"net/netip"
-	"strings"
-
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )
@@ -71,39 +68,6 @@ func chainFrom(o plan.Origin) string { return prefixFrom + o.String() }
 
 // originNumber is an origin in a key; 0 is none.
 func originNumber(o plan.Origin) uint32 { return uint32(o) + 1 }
-
-// class is what a listening address stands for: flows that arrive there have this
-// pool and treatment. The address is the block's first plus the class.
-type class uint8
-
-const classes = 4
-
-func classOf(r plan.Route) class {
-	c := class(r.Pool) << 1
-	if r.SNAT {
-		c |= 1
-	}
-	return c
-}
-
-func (c class) route() plan.Route {
-	return plan.Route{Verdict: plan.Forward, Pool: plan.Pool(c >> 1), SNAT: c&1 != 0}
-}
-
-// addr is the class's address in a block.
-func (c class) addr(block netip.Prefix) netip.Addr {
-	a := block.Masked().Addr()
-	for range c {
-		a = a.Next()
-	}
-	return a
-}
-
-// servicePath names a Service port for a successor and in logs:
-// "default/web/http/tcp/IPv4".
-func servicePath(id plan.ID) string {
-	return id.Namespace + "/" + id.Name + "/" + id.Port + "/" + strings.ToLower(id.Protocol.String()) + "/" + id.Family.String()
-}
 
 // remark is the comment of an element.
 func remark(id plan.ID) string { return nft.CutComment(id.String()) }

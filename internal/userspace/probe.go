@@ -11,6 +11,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 // probeTable is never there: see nft.Probe.
@@ -57,7 +58,7 @@ func Supports(ctx context.Context, f plan.Family) error {
 }
 
 func supports(ctx context.Context, f plan.Family, t nft.Tables) error {
-	s := settings{family: f, block: DefaultBlocks().of(f), own: 1, route: 2}
+	s := settings{family: f, block: listeners.DefaultBlocks().Of(f), own: 1, route: 2}
 	if err := nft.Probe(ctx, t, nft.Table{Family: familyOf(f), Name: probeTable}, needs(s)); err != nil {
 		return fmt.Errorf("userspace mode for %s: %w", f, err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 // settings is everything but the Services that the table depends on, for one family.
@@ -54,7 +55,7 @@ type rendered struct {
 	elements map[place]content
 	shared   []place                   // elements that other Service ports may need too
 	guards   map[string][]netip.Prefix // source ranges by nft.PrefixesName
-	classes  [classes]bool             // those that something leads to
+	classes  listeners.Set             // those that something leads to
 }
 
 // render says what a Service port needs that is listened for on a port. It is pure.
@@ -65,9 +66,9 @@ func (s settings) render(sp *plan.ServicePort, port uint16) *rendered {
 	}
 	for i := range sp.Frontends {
 		fe := &sp.Frontends[i]
-		listeners, verdicts := setListeners, setVerdicts
+		leads, verdicts := setListeners, setVerdicts
 		if fe.Kind == plan.NodePort {
-			listeners, verdicts = setPorts, setPortVerdicts
+			leads, verdicts = setPorts, setPortVerdicts
 		}
 		for _, o := range plan.Origins {
 			if o == plan.FromPod && s.local.Kind == plan.LocalUnknown {
@@ -77,10 +78,10 @@ func (s settings) render(sp *plan.ServicePort, port uint16) *rendered {
 			rt := effective(sp, fe.Route[o])
 			switch rt.Verdict {
 			case plan.Forward:
-				c := classOf(rt)
+				c := listeners.ClassOf(rt)
 				r.classes[c] = true
-				to := nft.Concat(nil).Addr(c.addr(s.block)).Port(port).Tuple()
-				r.elements[place{listeners, key}] = content{data: to, comment: remark(sp.ID)}
+				to := nft.Concat(nil).Addr(c.Addr(s.block)).Port(port).Tuple()
+				r.elements[place{leads, key}] = content{data: to, comment: remark(sp.ID)}
 			case plan.Reject:
 				r.elements[place{verdicts, key}] = content{verdict: nft.Verdict{Code: nft.Goto, Chain: chainReject}, comment: remark(sp.ID)}
 			case plan.Drop:

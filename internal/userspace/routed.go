@@ -12,6 +12,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 // Interception by routes alone, for kernels without nf_tables: every address of a
@@ -33,6 +34,7 @@ type routes struct {
 type routed struct {
 	sp        *plan.ServicePort
 	service   *relay.Service
+	pools     [2][]plan.Endpoint // that the relay has
 	listeners map[netip.AddrPort]*relay.Listener
 	vips      []netip.Addr
 }
@@ -191,13 +193,15 @@ func (r *routes) grow(sp *plan.ServicePort) error {
 	r.remarkProtocol(sp.ID)
 	s := r.services[sp.ID]
 	if s.service == nil {
-		s.service = r.relay.NewService(servicePath(sp.ID))
+		s.service = r.relay.NewService(listeners.Key(sp.ID))
 	}
 	s.sp = sp
 	hidden := *sp // answers to a client's own address would not come back here
 	policy := sp.Chosen()
 	policy.ClientAddress = plan.ClientAddressHidden
 	hidden.Policy = &policy
+	hidden.Pools = listeners.Pools(sp, s.pools)
+	s.pools = hidden.Pools
 	s.service.Update(&hidden)
 	var errs []error
 	for at, fe := range r.listensFor(sp) {
@@ -207,7 +211,7 @@ func (r *routes) grow(sp *plan.ServicePort) error {
 			continue
 		}
 		ln, err := r.relay.Listen(relay.ListenConfig{
-			Key: servicePath(sp.ID), Protocol: sp.ID.Protocol, Addr: at, FreeBind: true, Router: router,
+			Key: listeners.Key(sp.ID), Protocol: sp.ID.Protocol, Addr: at, FreeBind: true, Router: router,
 		})
 		if err != nil {
 			errs = append(errs, err)

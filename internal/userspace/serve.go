@@ -15,6 +15,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/relay/handover"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 	"github.com/svcproxy/svcproxy/internal/userspace/steering"
 )
 
@@ -49,7 +50,7 @@ func (b *backend) begin(ctx context.Context) error {
 		if b.routes != nil {
 			return nil
 		}
-		b.ports = newPorts(r, b.opts.Blocks, b.opts.Ports, int(min(limit.Cur, 1<<24)/2))
+		b.ports = listeners.New(r, b.opts.Blocks, b.opts.Ports, int(min(limit.Cur, 1<<24)/2))
 		for _, f := range b.families {
 			f.sockets = b.ports
 		}
@@ -66,7 +67,7 @@ func (b *backend) begin(ctx context.Context) error {
 
 // steering are the routes and rules that there have to be.
 func (b *backend) steering() []route.Entry {
-	return steering.Entries(b.env.Families, b.opts.Blocks.of, 1<<b.opts.RouteBit, b.env.Mark())
+	return steering.Entries(b.env.Families, b.opts.Blocks.Of, 1<<b.opts.RouteBit, b.env.Mark())
 }
 
 // choose decides how packets come to the relay.
@@ -103,9 +104,10 @@ func (b *backend) Report() []string {
 	case b.ports == nil:
 		return nil
 	}
+	open, most := b.ports.Open()
 	return []string{
 		fmt.Sprintf("connections come in by nftables maps to %s and %s", b.opts.Blocks.V4, b.opts.Blocks.V6),
-		fmt.Sprintf("listening sockets: %d of at most %d", b.ports.open, b.ports.most),
+		fmt.Sprintf("listening sockets: %d of at most %d", open, most),
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/walk"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 // While no process relays, packets meet what plan.Eval says all the same, endpoints
@@ -92,7 +93,7 @@ func TestStandInByPolicy(t *testing.T) {
 	p := webPlan(plan.UDP, 5)
 	r.mustApply(t, plantest.Difference(nil, p))
 	vip := netip.MustParseAddrPort("10.62.0.20:80")
-	led := netip.AddrPortFrom(class(0).addr(DefaultBlocks().V4), portFor(webID(plan.UDP)))
+	led := netip.AddrPortFrom(listeners.Class(0).Addr(listeners.DefaultBlocks().V4), portFor(webID(plan.UDP)))
 	r.flows[[2]netip.AddrPort{vip, led}] = 1
 	r.standIn(context.Background())
 	wantFlows(t, r, nil)

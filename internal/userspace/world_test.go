@@ -18,6 +18,7 @@ import (
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
+	"github.com/svcproxy/svcproxy/internal/userspace/listeners"
 )
 
 func testEnv() dataplane.Env {
@@ -27,21 +28,21 @@ func testEnv() dataplane.Env {
 // testSockets remember what is listened on. Ports follow from the Service port.
 type testSockets struct {
 	refuse bool
-	open   map[plan.ID]*[classes]bool
+	open   map[plan.ID]*listeners.Set
 }
 
 func portFor(id plan.ID) uint16 {
 	h := fnv.New32a()
-	fmt.Fprint(h, servicePath(id))
+	fmt.Fprint(h, listeners.Key(id))
 	return uint16(20000 + h.Sum32()%20000)
 }
 
-func (s *testSockets) serve(sp *plan.ServicePort, on [classes]bool, _ uint16) (uint16, error) {
+func (s *testSockets) Serve(sp *plan.ServicePort, on listeners.Set, _ uint16) (uint16, error) {
 	if s.refuse {
 		return 0, fmt.Errorf("no port is free")
 	}
 	if s.open[sp.ID] == nil {
-		s.open[sp.ID] = &[classes]bool{}
+		s.open[sp.ID] = &listeners.Set{}
 	}
 	for c := range on {
 		s.open[sp.ID][c] = s.open[sp.ID][c] || on[c]
@@ -49,9 +50,9 @@ func (s *testSockets) serve(sp *plan.ServicePort, on [classes]bool, _ uint16) (u
 	return portFor(sp.ID), nil
 }
 
-func (s *testSockets) trim(id plan.ID, on [classes]bool) { s.open[id] = &on }
-func (s *testSockets) drop(id plan.ID)                   { delete(s.open, id) }
-func (s *testSockets) known(f plan.Family) (out []plan.ID) {
+func (s *testSockets) Trim(id plan.ID, on listeners.Set) { s.open[id] = &on }
+func (s *testSockets) Drop(id plan.ID)                   { delete(s.open, id) }
+func (s *testSockets) Known(f plan.Family) (out []plan.ID) {
 	for id := range s.open {
 		if id.Family == f {
 			out = append(out, id)
@@ -91,7 +92,7 @@ func newRig(t testing.TB, before *rig) *rig {
 	if before != nil {
 		r.tables, r.routing, r.flows = before.tables, before.routing, before.flows
 	}
-	r.sockets = &testSockets{open: map[plan.ID]*[classes]bool{}}
+	r.sockets = &testSockets{open: map[plan.ID]*listeners.Set{}}
 	b, err := newBackend(testEnv(), Options{}, host{r.tables, r.routing, r.flows})
 	if err != nil {
 		t.Fatal(err)
