@@ -146,7 +146,11 @@ func (s *script) load(args []string) error {
 	delete(s.kernel.loads, args[0])
 	for _, t := range to {
 		d.To = t.Addr
-		s.kernel.loads[args[0]] = append(s.kernel.loads[args[0]], flow.StartLoad(args[0], h, d, rate))
+		l, err := flow.StartLoad(args[0], h, d, rate)
+		if err != nil {
+			return err
+		}
+		s.kernel.loads[args[0]] = append(s.kernel.loads[args[0]], l)
 	}
 	return nil
 }

@@ -300,7 +300,11 @@ func (w *world) end(p *process, signal syscall.Signal) {
 // while rules were in place.
 func (w *world) startLoad() {
 	w.missing = nil
-	w.load = load.StartLoad("steady", w.lab.Host("probe"), lab.Dialing{Proto: lab.TCP, To: netip.MustParseAddrPort(steady)}, 50)
+	var err error
+	w.load, err = load.StartLoad("steady", w.lab.Host("probe"), lab.Dialing{Proto: lab.TCP, To: netip.MustParseAddrPort(steady)}, 50)
+	if err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 func (w *world) endLoad(what string) {

@@ -242,9 +242,15 @@ func (w *workload) lives(t *testing.T) {
 	w.mustServeBy(t, "w1", "w4")
 
 	// Requests to a Service that none of this concerns, and to the workload itself.
-	quiet := load.StartLoad("other", w.lab.Host("probe1"), lab.Dialing{Proto: lab.TCP, To: netip.MustParseAddrPort("10.96.1.9:80")}, 50)
+	quiet, err := load.StartLoad("other", w.lab.Host("probe1"), lab.Dialing{Proto: lab.TCP, To: netip.MustParseAddrPort("10.96.1.9:80")}, 50)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(quiet.Close)
-	rolling := load.StartLoad("web", w.lab.Host("probe2"), lab.Dialing{Proto: lab.TCP, To: netip.MustParseAddrPort("10.96.1.1:80")}, 50)
+	rolling, err := load.StartLoad("web", w.lab.Host("probe2"), lab.Dialing{Proto: lab.TCP, To: netip.MustParseAddrPort("10.96.1.1:80")}, 50)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(rolling.Close)
 
 	for _, pod := range []string{"w2", "w3", "w5", "w6"} { // scale up

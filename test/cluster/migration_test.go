@@ -226,7 +226,10 @@ func (w *world) startLoads(t *testing.T) []*load.Load {
 		{"node1", lab.TCP, "10.99.129.90:8080"},
 		{"client", lab.TCP, nodeIP + ":30001"},
 	} {
-		l := load.StartLoad(f.from+" to "+f.to, w.lab.Host(f.from), lab.Dialing{Proto: f.proto, To: netip.MustParseAddrPort(f.to)}, 50)
+		l, err := load.StartLoad(f.from+" to "+f.to, w.lab.Host(f.from), lab.Dialing{Proto: f.proto, To: netip.MustParseAddrPort(f.to)}, 50)
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(l.Close)
 		out = append(out, l)
 	}

@@ -20,9 +20,10 @@ func (s Span) overlaps(o Span) bool { return !s.To.Before(o.From) && !o.To.Befor
 
 // Load is a stream of requests in the background.
 type Load struct {
-	name string
-	stop context.CancelFunc
-	wg   sync.WaitGroup
+	name  string
+	pulse *pulse
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
 
 	mu     sync.Mutex // guards all below
 	ended  []request
@@ -37,14 +38,21 @@ type request struct {
 
 // StartLoad sends rate requests a second, each over a connection of its own; fewer on a
 // slow machine, by as much as it is slower (see Patient): there gaps last longer, too.
-func StartLoad(name string, h *lab.Host, d lab.Dialing, rate float64) *Load {
+// While the machine is behind with everything, none are sent, and silence does not count.
+func StartLoad(name string, h *lab.Host, d lab.Dialing, rate float64) (*Load, error) {
+	p, err := machine()
+	if err != nil {
+		return nil, err
+	}
 	ctx, stop := context.WithCancel(context.Background())
-	l := &Load{name: name, stop: stop}
+	l := &Load{name: name, pulse: p, stop: stop}
 	l.wg.Go(func() {
 		tick := time.NewTicker(Patient(time.Duration(float64(time.Second) / rate)))
 		defer tick.Stop()
 		for {
-			l.wg.Go(func() { l.request(h, d) })
+			if !p.late() {
+				l.wg.Go(func() { l.request(h, d) })
+			}
 			select {
 			case <-ctx.Done():
 				return
@@ -52,7 +60,7 @@ func StartLoad(name string, h *lab.Host, d lab.Dialing, rate float64) *Load {
 			}
 		}
 	})
-	return l
+	return l, nil
 }
 
 func (l *Load) request(h *lab.Host, d lab.Dialing) {
@@ -60,6 +68,9 @@ func (l *Load) request(h *lab.Host, d lab.Dialing) {
 	s := Attempt(h, d, Patient(Silence))
 	r.span.To = time.Now()
 	if s.End != lab.Answered {
+		if s.End == lab.Dropped && l.pulse.during(r.span) {
+			return
+		}
 		r.error = fmt.Sprintf("to %s at %s: %s", d.To, r.span.From.Format("15:04:05.000"), s)
 	}
 	l.mu.Lock()
