@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -532,6 +533,45 @@ func TestWatchTells(t *testing.T) {
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("Watch ends with %v", err)
+	}
+}
+
+// Nobody listens while everything is written for the first time. What others did then is
+// noticed all the same, and what was only our own writes is not.
+func TestWatchTellsWhatWasMissed(t *testing.T) {
+	for _, disturb := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			memory := &fake.Tables{}
+			b := newBackend(testEnv(plan.IPv4), memory)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			var told []string
+			ended := make(chan error, 1)
+			go func() { ended <- b.Watch(ctx, func(what string) { told = append(told, what) }) }()
+			synctest.Wait()
+			if memory.Watched() {
+				t.Error("the kernel is watched before there is anything to watch")
+			}
+			mustApply(t, b, plan.Update{Plan: webPlan(0), Partial: true})
+			if disturb {
+				if err := memory.Disturb(nft.Op{Kind: nft.DeleteTable, Table: b.families[0].table}); err != nil {
+					t.Fatal(err)
+				}
+				b.Invalidate()
+			}
+			mustApply(t, b, plan.Update{Plan: webPlan(0, 1)})
+			synctest.Wait()
+			if !memory.Watched() {
+				t.Error("the kernel is not watched")
+			}
+			if got := len(told) > 0; got != disturb {
+				t.Errorf("with a change by others %t, told is %q", disturb, told)
+			}
+			cancel()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Errorf("Watch ends with %v", err)
+			}
+		})
 	}
 }
 

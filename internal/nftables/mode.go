@@ -49,13 +49,17 @@ type backend struct {
 
 	mu       sync.Mutex // guards families
 	families []*family
+	begun    bool
+	others   uint32        // nft.Tables.Others when the first Apply began
+	looks    sync.Once     // closes complete
+	complete chan struct{} // closed when a whole plan was tried for the first time
 
 	told    sync.Mutex // guards foreign
 	foreign []nft.Event
 }
 
 func newBackend(env dataplane.Env, t nft.Tables) *backend {
-	b := &backend{env: env, tables: t}
+	b := &backend{env: env, tables: t, complete: make(chan struct{})}
 	for _, f := range env.Families {
 		b.families = append(b.families, newFamily(env, f, t))
 	}
@@ -67,8 +71,18 @@ func (b *backend) Apply(ctx context.Context, u plan.Update) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var errs []error
+	if !b.begun {
+		var err error
+		if b.others, err = b.tables.Others(ctx); err != nil {
+			return err
+		}
+		b.begun = true
+	}
 	for _, f := range b.families {
 		errs = append(errs, f.apply(ctx, u))
+	}
+	if !u.Partial {
+		b.looks.Do(func() { close(b.complete) })
 	}
 	return errors.Join(errs...)
 }

@@ -249,6 +249,9 @@ type Tables interface {
 	// Elements calls f with the elements of one set. A set that is not there has
 	// none.
 	Elements(ctx context.Context, t Table, s *Set, f func(Element)) error
+	// Others returns a number that changes with every commit that was not made by
+	// Commit, whatever the table.
+	Others(ctx context.Context) (uint32, error)
 	// Watch calls f for what others change in tables that ours accepts, until ctx
 	// ends, and returns why it ended. f is also told if something may have been
 	// missed. ready is closed once it looks.

@@ -23,11 +23,12 @@ type Tables struct {
 	// Refuse, if set, is asked before each commit and may refuse it.
 	Refuse func(ops []nft.Op) error
 
-	mu       sync.Mutex // guards all below
-	tables   map[nft.Table]*tableState
-	commits  int
-	watchers map[int]func(nft.Event)
-	next     int // watcher
+	mu        sync.Mutex // guards all below
+	tables    map[nft.Table]*tableState
+	commits   int
+	disturbed uint32 // commits of Disturb
+	watchers  map[int]func(nft.Event)
+	next      int // watcher
 }
 
 type tableState struct {
@@ -106,6 +107,7 @@ func (k *Tables) carryOut(ops []nft.Op) ([]func(), error) {
 func (k *Tables) Disturb(ops ...nft.Op) error {
 	k.mu.Lock()
 	_, err := k.carryOut(ops)
+	k.disturbed++
 	watchers := slices.Collect(maps.Values(k.watchers))
 	k.mu.Unlock()
 	if err != nil {
@@ -125,6 +127,20 @@ func (k *Tables) Disturb(ops ...nft.Op) error {
 		f(e)
 	}
 	return nil
+}
+
+// Watched reports whether somebody watches.
+func (k *Tables) Watched() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.watchers) > 0
+}
+
+// Others implements Tables.
+func (k *Tables) Others(ctx context.Context) (uint32, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.disturbed, ctx.Err()
 }
 
 // Watch implements Tables.

@@ -5,6 +5,7 @@ package kernel
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -34,6 +35,7 @@ type Tables struct {
 	mu      sync.Mutex // guards all below
 	conn    *netlink.Conn
 	writers []uint32 // port numbers of our sockets, newest last
+	commits uint32   // that Commit made
 
 	eventBuffer int // bytes, in place of the constant; for tests
 }
@@ -107,6 +109,9 @@ func (k *Tables) Commit(ctx context.Context, ops []nft.Op) error {
 	}
 	seq, err := outcome(c, sent[0].Header.Sequence, sent[len(sent)-2].Header.Sequence)
 	if err == nil {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.commits++
 		return nil
 	}
 	at := int(seq - sent[0].Header.Sequence)
@@ -196,6 +201,23 @@ func (k *Tables) Exists(ctx context.Context, t nft.Table) (bool, error) {
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// Others implements Tables: the kernel counts all commits of the network namespace.
+func (k *Tables) Others(ctx context.Context) (uint32, error) {
+	b, err := k.get(ctx, request(unix.NFT_MSG_GETGEN, 0, 0))
+	if err != nil {
+		return 0, fmt.Errorf("ask for the generation of nf_tables: %w", err)
+	}
+	var all uint32
+	wire.EachAttr(b, func(typ uint16, d []byte) {
+		if typ == unix.NFTA_GEN_ID {
+			all = binary.BigEndian.Uint32(d)
+		}
+	})
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return all - k.commits, nil
 }
 
 // tableComment asks for one table.

@@ -55,6 +55,41 @@ func watchSmall(t *testing.T, k *Tables) <-chan nft.Event {
 	return told
 }
 
+// The number of others' commits follows from the kernel's count: our own do not change
+// it, nor do those that the kernel refuses.
+func TestOthers(t *testing.T) {
+	k := inNamespace(t)
+	ctx := context.Background()
+	other := &Tables{}
+	t.Cleanup(func() { _ = other.Close() })
+	before, err := k.Others(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := nft.Table{Family: nft.IPv4, Name: "own"}
+	s := &nft.Set{Name: "addresses", Key: []nft.Type{nft.TypeAddr}}
+	for _, ops := range [][]nft.Op{
+		{{Kind: nft.AddTable, Table: table}, {Kind: nft.AddSet, Table: table, Set: s}},
+		{{Kind: nft.AddElements, Table: table, Set: s, Elements: manyElements()}},
+	} {
+		if err := k.Commit(ctx, ops); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := k.Commit(ctx, []nft.Op{{Kind: nft.DeleteSet, Table: table, Name: "none"}}); err == nil {
+		t.Error("a set that is not there can be deleted")
+	}
+	if now, err := k.Others(ctx); err != nil || now != before {
+		t.Errorf("after commits of our own: %d, %v, want %d", now, err, before)
+	}
+	if err := other.Commit(ctx, []nft.Op{{Kind: nft.AddTable, Table: nft.Table{Family: nft.IPv6, Name: "foreign"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := k.Others(ctx); err != nil || now == before {
+		t.Errorf("after another's commit: %d, %v, want another number", now, err)
+	}
+}
+
 // Our own commits take no room from the notifications of others, however large they are.
 func TestOwnCommitsAreNotTold(t *testing.T) {
 	k := inNamespace(t)
