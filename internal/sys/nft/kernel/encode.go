@@ -46,11 +46,58 @@ func request(kind uint16, flags netlink.HeaderFlags, f nft.Family) netlink.Messa
 	}
 }
 
-// encode appends the messages of a step, and calls each with every one's step.
-func encode(out []netlink.Message, o *nft.Op) []netlink.Message {
+// batch is a transaction on its way to the kernel: messages one after the other, in one
+// piece that is written as it is. A cluster's endpoints are many megabytes, so nothing is
+// copied on the way, and the room is used again.
+type batch struct {
+	wire.Message
+	port  uint32 // of our socket
+	first uint32 // sequence number of the first message
+	count uint32
+	begun int // where the last message begins
+}
+
+// reset empties it; the messages are numbered from first.
+func (b *batch) reset(port, first uint32) {
+	b.Buf, b.port, b.first, b.count = b.Buf[:0], port, first, 0
+}
+
+// open begins a message, which end ends.
+func (b *batch) open(typ uint16, flags netlink.HeaderFlags, f nft.Family, resource uint16) {
+	b.begun = len(b.Buf)
+	b.Buf = binary.NativeEndian.AppendUint32(b.Buf, 0) // the length
+	b.Buf = binary.NativeEndian.AppendUint16(b.Buf, typ)
+	b.Buf = binary.NativeEndian.AppendUint16(b.Buf, uint16(netlink.Request|flags))
+	b.Buf = binary.NativeEndian.AppendUint32(b.Buf, b.first+b.count)
+	b.Buf = binary.NativeEndian.AppendUint32(b.Buf, b.port)
+	b.Buf = append(b.Buf, byte(f), unix.NFNETLINK_V0)
+	b.Buf = binary.BigEndian.AppendUint16(b.Buf, resource)
+	b.count++
+}
+
+func (b *batch) end() {
+	binary.NativeEndian.PutUint32(b.Buf[b.begun:], uint32(len(b.Buf)-b.begun))
+}
+
+// acknowledge has the kernel answer to the last message.
+func (b *batch) acknowledge() {
+	const flagsAt = 6
+	at := b.Buf[b.begun+flagsAt:]
+	binary.NativeEndian.PutUint16(at, binary.NativeEndian.Uint16(at)|uint16(netlink.Acknowledge))
+}
+
+// bound appends the message that begins or ends a transaction.
+func (b *batch) bound(typ uint16) {
+	b.open(typ, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	b.end()
+}
+
+// step appends the messages of a step.
+func (b *batch) step(o *nft.Op) {
 	switch o.Kind {
 	case nft.AddElements, nft.DeleteElements:
-		return encodeElements(out, o)
+		b.elements(o)
+		return
 	}
 	kind, flags := uint16(0), netlink.HeaderFlags(0)
 	switch o.Kind {
@@ -73,13 +120,14 @@ func encode(out []netlink.Message, o *nft.Op) []netlink.Message {
 	case nft.FlushSet:
 		kind = unix.NFT_MSG_DELSETELEM
 	}
-	m := request(kind, flags, o.Table.Family)
-	w := &wire.Message{Buf: m.Data}
+	b.open(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, o.Table.Family, 0)
+	defer b.end()
+	w := &b.Message
 	w.Text(1, o.Table.Name) // the first attribute of all
 	switch o.Kind {
 	case nft.AddTable:
 		if o.Comment != "" {
-			w.Bytes(tableUserdata, wire.Comment(commentOfTable, o.Comment))
+			w.Comment(tableUserdata, commentOfTable, o.Comment)
 		}
 	case nft.AddChain:
 		putChain(w, o.Chain)
@@ -91,15 +139,13 @@ func encode(out []netlink.Message, o *nft.Op) []netlink.Message {
 		w.Text(unix.NFTA_RULE_CHAIN, o.Name)
 		w.Nest(unix.NFTA_RULE_EXPRESSIONS, func() { wire.PutExprs(w, o.Rule.Exprs()) })
 		if o.Rule.Comment != "" {
-			w.Bytes(unix.NFTA_RULE_USERDATA, wire.Comment(commentOfRule, o.Rule.Comment))
+			w.Comment(unix.NFTA_RULE_USERDATA, commentOfRule, o.Rule.Comment)
 		}
 	case nft.AddSet:
 		putSet(w, o.Set)
 	case nft.DeleteSet, nft.FlushSet:
 		w.Text(unix.NFTA_SET_NAME, o.Name)
 	}
-	m.Data = w.Buf
-	return append(out, m)
 }
 
 func putChain(w *wire.Message, c *nft.Chain) {
@@ -112,7 +158,7 @@ func putChain(w *wire.Message, c *nft.Chain) {
 		w.Text(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
 	}
 	if c.Comment != "" {
-		w.Bytes(chainUserdata, wire.Comment(commentOfChain, c.Comment))
+		w.Comment(chainUserdata, commentOfChain, c.Comment)
 	}
 }
 
@@ -159,26 +205,31 @@ func flagsOf(s *nft.Set) uint32 {
 	return f
 }
 
-// encodeElements appends as many messages as the elements need.
-func encodeElements(out []netlink.Message, o *nft.Op) []netlink.Message {
-	for rest := o.Elements; len(rest) > 0; {
-		m := request(unix.NFT_MSG_NEWSETELEM, netlink.Create, o.Table.Family)
-		if o.Kind == nft.DeleteElements {
-			m = request(unix.NFT_MSG_DELSETELEM, 0, o.Table.Family)
-		}
-		w := &wire.Message{Buf: slices.Grow(m.Data, min(len(rest)*elementGuess, elementBytes)+elementGuess)}
-		w.Text(unix.NFTA_SET_ELEM_LIST_TABLE, o.Table.Name)
-		w.Text(unix.NFTA_SET_ELEM_LIST_SET, o.Set.Name)
-		list := w.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED)
-		for len(rest) > 0 && len(w.Buf)-list < elementBytes {
-			putElement(w, o.Set, &rest[0], o.Kind == nft.AddElements)
-			rest = rest[1:]
-		}
-		w.Close(list)
-		m.Data = w.Buf
-		out = append(out, m)
+// elements appends as many messages as the elements need.
+func (b *batch) elements(o *nft.Op) {
+	kind, flags := uint16(unix.NFT_MSG_NEWSETELEM), netlink.Create
+	if o.Kind == nft.DeleteElements {
+		kind, flags = unix.NFT_MSG_DELSETELEM, 0
 	}
-	return out
+	b.Buf = slices.Grow(b.Buf, len(o.Elements)*elementGuess)
+	for rest := o.Elements; len(rest) > 0; {
+		b.open(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, o.Table.Family, 0)
+		rest = putElements(&b.Message, o.Table, o.Set, rest, o.Kind == nft.AddElements)
+		b.end()
+	}
+}
+
+// putElements appends as many elements as fit into one message, and returns the others.
+func putElements(w *wire.Message, t nft.Table, s *nft.Set, rest []nft.Element, whole bool) []nft.Element {
+	w.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
+	w.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	list := w.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS | unix.NLA_F_NESTED)
+	for len(rest) > 0 && len(w.Buf)-list < elementBytes {
+		putElement(w, s, &rest[0], whole)
+		rest = rest[1:]
+	}
+	w.Close(list)
+	return rest
 }
 
 func putElement(w *wire.Message, s *nft.Set, e *nft.Element, whole bool) {
@@ -200,7 +251,7 @@ func putElement(w *wire.Message, s *nft.Set, e *nft.Element, whole bool) {
 		w.Bytes(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds())))
 	}
 	if whole && e.Comment != "" {
-		w.Bytes(unix.NFTA_SET_ELEM_USERDATA, wire.Comment(commentOfElement, e.Comment))
+		w.Comment(unix.NFTA_SET_ELEM_USERDATA, commentOfElement, e.Comment)
 	}
 	w.Close(at)
 }

@@ -25,6 +25,8 @@ const (
 	// readSize is how much is received at once. The kernel hands out as much of a
 	// listing, up to 32 KiB, and walks a set from its beginning for every piece.
 	readSize = 64 << 10
+	// mostKept is how much room of a transaction is kept for the next, in bytes.
+	mostKept = 1 << 20
 	// dumpTries is how often a listing is repeated that a commit of somebody
 	// else's disturbed.
 	dumpTries = 10
@@ -36,6 +38,11 @@ type Tables struct {
 	conn    *netlink.Conn
 	writers []uint32 // port numbers of our sockets, newest last
 	commits uint32   // that Commit made
+
+	// Of Commit alone. The numbers begin anywhere: answers to what the library numbers by
+	// itself are read before the next transaction, and the other way around.
+	batch    batch
+	sequence uint32
 
 	eventBuffer int // bytes, in place of the constant; for tests
 }
@@ -86,41 +93,55 @@ func (k *Tables) Commit(ctx context.Context, ops []nft.Op) error {
 	if err != nil {
 		return err
 	}
-	msgs := []netlink.Message{{
-		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request},
-		Data:   header(0, unix.NFNL_SUBSYS_NFTABLES),
-	}}
-	ends := make([]int, len(ops)) // by step: the number of messages up to its end
+	b := &k.batch
+	b.reset(c.PID(), max(k.sequence, 1)) // 0 is nobody's
+	b.bound(unix.NFNL_MSG_BATCH_BEGIN)
+	ends := make([]uint32, len(ops)) // by step: the number of messages up to its end
 	for i := range ops {
-		msgs = encode(msgs, &ops[i])
-		ends[i] = len(msgs)
+		b.step(&ops[i])
+		ends[i] = b.count
 	}
-	if len(msgs) == 1 {
+	if b.count == 1 {
 		return nil
 	}
-	msgs[len(msgs)-1].Header.Flags |= netlink.Acknowledge
-	msgs = append(msgs, netlink.Message{
-		Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: netlink.Request},
-		Data:   header(0, unix.NFNL_SUBSYS_NFTABLES),
-	})
-	sent, err := c.SendMessages(msgs)
-	if err != nil {
+	b.acknowledge()
+	last := b.first + b.count - 1
+	b.bound(unix.NFNL_MSG_BATCH_END)
+	k.sequence = b.first + b.count
+	if err := send(c, b.Buf); err != nil {
 		return &nft.Error{Err: fmt.Errorf("send %d steps: %w", len(ops), err)}
 	}
-	seq, err := outcome(c, sent[0].Header.Sequence, sent[len(sent)-2].Header.Sequence)
+	if cap(b.Buf) > mostKept {
+		b.Buf = nil
+	}
+	seq, err := outcome(c, b.first, last)
 	if err == nil {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.commits++
 		return nil
 	}
-	at := int(seq - sent[0].Header.Sequence)
+	at := seq - b.first
 	for i, end := range ends {
 		if at > 0 && at < end {
 			return &nft.Error{Op: &ops[i], Err: err}
 		}
 	}
 	return &nft.Error{Err: err}
+}
+
+// send writes messages as they are. The library would copy each of them twice.
+func send(c *netlink.Conn, b []byte) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sent error
+	err = raw.Write(func(fd uintptr) bool {
+		sent = unix.Sendto(int(fd), b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		return !errors.Is(sent, unix.EAGAIN)
+	})
+	return errors.Join(err, sent)
 }
 
 // outcome waits for the answer to a transaction whose messages are numbered from
@@ -275,8 +296,10 @@ func (k *Tables) get(ctx context.Context, req netlink.Message) ([]byte, error) {
 func (k *Tables) Lookup(ctx context.Context, t nft.Table, s *nft.Set, keys []nft.Tuple) ([]nft.Element, error) {
 	var out []nft.Element
 	for i := range keys {
-		ask := encodeElements(nil, &nft.Op{Kind: nft.DeleteElements, Table: t, Set: s, Elements: []nft.Element{{Key: keys[i]}}})[0]
-		ask.Header.Type = request(unix.NFT_MSG_GETSETELEM, 0, t.Family).Header.Type
+		ask := request(unix.NFT_MSG_GETSETELEM, 0, t.Family)
+		w := &wire.Message{Buf: ask.Data}
+		putElements(w, t, s, []nft.Element{{Key: keys[i]}}, false)
+		ask.Data = w.Buf
 		b, err := k.get(ctx, ask)
 		if errors.Is(err, nft.ErrNotExist) {
 			continue

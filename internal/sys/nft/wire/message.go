@@ -91,6 +91,14 @@ func Comment(typ byte, s string) []byte {
 	return Userdata(nil, typ, append([]byte(CutComment(s)), 0))
 }
 
+// Comment appends an attribute of user data that is one comment, cut to what fits.
+func (w *Message) Comment(typ uint16, kind byte, s string) {
+	s = CutComment(s)
+	at := w.Open(typ)
+	w.Buf = append(append(append(w.Buf, kind, byte(len(s)+1)), s...), 0)
+	w.Close(at)
+}
+
 // CommentOf finds a comment in user data.
 func CommentOf(b []byte, typ byte) string {
 	for len(b) >= 2 {
