@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/svcproxy/svcproxy/internal/app"
+	"github.com/svcproxy/svcproxy/internal/config"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
 )
 
@@ -24,7 +25,7 @@ func main() {
 		Getenv:     os.Getenv,
 		Hostname:   os.Hostname,
 		Executable: os.Executable,
-		ReadFile:   os.ReadFile,
+		ReadFile:   config.ReadFile,
 		Host:       host.Kernel{},
 		RunDir:     "/run/svcproxy",
 		Version:    version,

@@ -52,7 +52,6 @@ func (l *liveConfig) getStatus() configStatus {
 	return l.status
 }
 
-// reject remembers why the file cannot be used.
 func (l *liveConfig) reject(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,7 +70,7 @@ func (l *liveConfig) accept(c *config.Config, restart []string, now time.Time) {
 func (p *proxy) followConfig(ctx context.Context, content []byte) {
 	poll := time.NewTicker(configPoll)
 	defer poll.Stop()
-	w := config.Watcher{Path: p.flags.ConfigFile, Last: content, Poll: poll.C, Log: p.log.Logger}
+	w := config.Watcher{Path: p.flags.ConfigFile, Last: content, Poll: poll.C, Failed: p.reject, Log: p.log.Logger}
 	w.Run(ctx, func(content []byte) { p.reload(ctx, content) })
 }
 
@@ -80,15 +79,13 @@ func (p *proxy) followConfig(ctx context.Context, content []byte) {
 func (p *proxy) reload(ctx context.Context, content []byte) {
 	next, warnings, err := p.flags.Load(func(string) ([]byte, error) { return content, nil })
 	if err != nil {
-		p.live.reject(err)
-		p.events.onNode("InvalidConfiguration", true, "the configuration file is rejected, the old settings stay in force: "+err.Error())
+		p.reject(err)
 		return
 	}
 	p.warn(warnings)
 	inForce, applied, restart, err := p.live.get().Reload(next)
 	if err != nil {
-		p.live.reject(err)
-		p.events.onNode("InvalidConfiguration", true, "the configuration file is rejected, the old settings stay in force: "+err.Error())
+		p.reject(err)
 		return
 	}
 	p.live.accept(inForce, restart, time.Now())
@@ -97,6 +94,12 @@ func (p *proxy) reload(ctx context.Context, content []byte) {
 	if len(restart) > 0 {
 		p.events.onNode("RestartNeeded", true, "fields of the configuration file take effect after a restart only: "+strings.Join(restart, ", "))
 	}
+}
+
+// reject tells that the file cannot be used.
+func (p *proxy) reject(err error) {
+	p.live.reject(err)
+	p.events.onNode("InvalidConfiguration", true, "the configuration file is rejected, the old settings stay in force: "+err.Error())
 }
 
 // warn logs warnings about the configuration, each once.

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/svcproxy/svcproxy/internal/config"
@@ -33,7 +32,7 @@ func runProxy(ctx context.Context, env Env, flags *config.Flags) error {
 	switch {
 	case flags.WriteConfigTo != "":
 		warn(env, warnings)
-		return writeConfig(c, flags.WriteConfigTo)
+		return c.WriteFile(flags.WriteConfigTo)
 	case flags.Cleanup:
 		warn(env, warnings)
 		return cleanup(ctx, c, log.Logger, cleaning{})
@@ -81,22 +80,6 @@ func (l *lastRead) file(name string) ([]byte, error) {
 	b, err := l.read(name)
 	l.bytes = b
 	return b, err
-}
-
-// writeConfig answers --write-config-to.
-func writeConfig(c *config.Config, name string) error {
-	f, err := os.Create(name)
-	if err != nil {
-		return fmt.Errorf("write configuration: %w", err)
-	}
-	if _, err := c.WriteTo(f); err != nil {
-		_ = f.Close()
-		return fmt.Errorf("write configuration to %s: %w", name, err)
-	}
-	if err := f.Close(); err != nil {
-		return fmt.Errorf("write configuration to %s: %w", name, err)
-	}
-	return nil
 }
 
 // loadConfig parses a command line of the proxy.

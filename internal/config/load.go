@@ -21,7 +21,7 @@ import (
 // Load returns the configuration that the parsed flags and the file named by
 // --config make, or an error that lists every fault with field, value and remedy.
 // Warnings are sentences about what was accepted without effect. read is
-// os.ReadFile or the like.
+// [ReadFile] or the like.
 //
 // With a file the values of all flags are discarded, as in kube-proxy, but for
 // --hostname-override, --master, the logging flags that were given and svcproxy's
@@ -65,7 +65,24 @@ func (f *Flags) Load(read func(string) ([]byte, error)) (*Config, []string, erro
 		warnings = append(warnings, fmt.Sprintf("stalenessLimit %s is shorter than an API server that is well may be silent, about a minute: everything is listed anew again and again; give %s or more", c.Staleness, usefulStaleness))
 	}
 	c.ModeDefault, c.defaultNodePorts = modeDefault, defaultNodePorts
+	if err := c.checkPreference(); err != nil {
+		return nil, warnings, err
+	}
 	return c, warnings, nil
+}
+
+// checkPreference checks what only modes after the first take from the file, so that a
+// fault is found before a node needs one of them.
+func (c *Config) checkPreference() error {
+	for _, mode := range c.Preference[1:] {
+		if mode == IPVS && !gate(c.proxy.FeatureGates, gateIPVS, true) {
+			continue // passed over
+		}
+		if _, err := c.Choose(mode); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // overlayLogging lays the logging flags that were given over a file's settings;
@@ -138,6 +155,9 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, OwnConfiguration, []
 		if string(body) == "null" {
 			continue // only comments
 		}
+		if !bytes.HasPrefix(body, []byte("{")) {
+			return nil, own, warnings, fmt.Errorf("document %d: it holds no fields but %s; begin it with \"apiVersion: %s\" and \"kind: %s\"", n, shorten(body), apiVersion, kind)
+		}
 		var t metav1.TypeMeta
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &t); err != nil {
 			return nil, own, warnings, fmt.Errorf("document %d: %w", n, err)
@@ -169,6 +189,15 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, OwnConfiguration, []
 		return nil, own, warnings, fmt.Errorf("it holds no %s; begin it with \"apiVersion: %s\" and \"kind: %s\"", kind, apiVersion, kind)
 	}
 	return proxy, own, warnings, nil
+}
+
+// shorten is the beginning of a value.
+func shorten(value []byte) string {
+	const enough = 40
+	if len(value) > enough {
+		return strings.ToValidUTF8(string(value[:enough]), "") + "..."
+	}
+	return string(value)
 }
 
 // targetOf returns where a document of type t goes, nil if nowhere.

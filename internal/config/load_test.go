@@ -272,6 +272,9 @@ func TestErrors(t *testing.T) {
 				`conntrack.min: "many" cannot be used; give a whole number`, `conntrack.udpTimeout: "fast" cannot be used; give a duration`,
 				`nodePortAddresses: "primary" cannot be used; give a list`, `ipvs: ["rr"] cannot be used; give fields`, `portRange: 80 cannot be used; give text`,
 			}},
+		{"a mode after the first", nil, "mode: nftables,userspace,iptables\niptables: {syncPeriod: -1s}\nportRange: 1-70000", []string{"portRange", `"1-70000"`}},
+		{"the last mode", nil, "mode: nftables,iptables\niptables: {syncPeriod: -1s}", []string{"iptables.syncPeriod", "-1s"}},
+		{"of auto", nil, "mode: auto\nipvs: {tcpTimeout: -1s}", []string{"ipvs.tcpTimeout", "-1s"}},
 		{"staleness", []string{"--staleness-limit=0"}, "", []string{"stalenessLimit"}},
 		{"health check", nil, "mode: iptables\n---\napiVersion: svcproxy.io/v1alpha1\nkind: SvcproxyConfiguration\nhealthCheck: {default: \"tcp,code=200\", probesPerSecond: 0}",
 			[]string{"healthCheck.default", `"tcp,code=200"`, "use http", "healthCheck.probesPerSecond", "from 1 to 100000"}},
@@ -298,6 +301,14 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// What is said of a bad file can be read.
+func TestManyErrors(t *testing.T) {
+	_, _, err := file("nodePortAddresses: [" + strings.Repeat("x,", 1000) + "]")
+	if err == nil || !strings.Contains(err.Error(), "nodePortAddresses[0]") || !strings.Contains(err.Error(), "and 970 more") || len(err.Error()) > 10_000 {
+		t.Errorf("have %v", err)
+	}
+}
+
 func TestFilesThatAreNone(t *testing.T) {
 	for name, content := range map[string]string{
 		"empty":          "",
@@ -307,10 +318,12 @@ func TestFilesThatAreNone(t *testing.T) {
 		"only ours":      "apiVersion: svcproxy.io/v1alpha1\nkind: SvcproxyConfiguration\n",
 		"not YAML":       "{",
 		"only a comment": "# nothing\n",
+		"a list":         "[1, 2]\n",
+		"a word":         "\"" + strings.Repeat("word ", 100) + "\"\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := load([]string{"--config=f"}, map[string]string{"f": content})
-			if err == nil || !strings.Contains(err.Error(), "configuration file f") {
+			if err == nil || !strings.Contains(err.Error(), "configuration file f") || strings.Contains(err.Error(), "Go value") || len(err.Error()) > 400 {
 				t.Errorf("have %v", err)
 			}
 		})

@@ -68,6 +68,11 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// A mode that its feature gate switches off is passed over.
+func TestPreferenceWithoutIPVS(t *testing.T) {
+	mustFile(t, "mode: auto\nfeatureGates: {KubeProxyIPVS: false}\nipvs: {tcpTimeout: -1s}")
+}
+
 // Flags that speak of a mode's section speak of all sections while none is chosen,
 // and a file written from them says the same.
 func TestPreferenceByFlags(t *testing.T) {

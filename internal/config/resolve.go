@@ -12,13 +12,18 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// InvalidError lists every fault of a configuration, each with the field's path in
+// InvalidError lists the faults of a configuration, each with the field's path in
 // the file, the value, and what to do.
 type InvalidError struct{ Faults field.ErrorList }
 
 func (e *InvalidError) Error() string {
+	const enough = 30 // to begin with
 	var faults []string
-	for _, f := range e.Faults {
+	for i, f := range e.Faults {
+		if i == enough {
+			faults = append(faults, fmt.Sprintf("and %d more", len(e.Faults)-enough))
+			break
+		}
 		faults = append(faults, f.Error())
 	}
 	return "invalid configuration: " + strings.Join(faults, "; ")

@@ -27,11 +27,15 @@ type Watcher struct {
 	// Poll looks at the file now and then even if nothing was notified; nil never
 	// does.
 	Poll <-chan time.Time
-	Log  *slog.Logger
+	// Failed is told why the file cannot be read, if it still cannot when Poll looks
+	// again: for a moment it may be away while it is replaced. nil: nobody is.
+	Failed func(error)
+	Log    *slog.Logger
 }
 
 // Run calls changed with the new content after every change, until ctx ends. A
-// file that cannot be read is no change: the old content stays known. Where the
+// file that cannot be read is no change: the old content stays known, and changed is
+// called with whatever there is once it can be read again, if Failed was. Where the
 // kernel offers no notifications, because their number per user is used up, only
 // Poll looks.
 func (w Watcher) Run(ctx context.Context, changed func(content []byte)) {
@@ -55,6 +59,7 @@ func (w Watcher) run(ctx context.Context, notify *fsnotify.Watcher, changed func
 	w.follow(notify)
 	quiet := time.NewTimer(0) // a change since Last was read counts too
 	defer quiet.Stop()
+	polled, unread, told := false, false, ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -65,18 +70,22 @@ func (w Watcher) run(ctx context.Context, notify *fsnotify.Watcher, changed func
 			w.Log.Warn("watch configuration file", "file", w.Path, "err", err)
 			quiet.Reset(settle)
 		case <-w.Poll:
+			polled = true
 			quiet.Reset(0)
 		case <-quiet.C:
 			w.follow(notify)
-			content, err := os.ReadFile(w.Path)
+			content, err := readFile(w.Path, true)
 			if err != nil {
 				w.Log.Debug("configuration file cannot be read now", "file", w.Path, "err", err)
-				continue
-			}
-			if !bytes.Equal(content, w.Last) {
-				w.Last = content
+				if polled && unread && told != err.Error() && w.Failed != nil {
+					told = err.Error()
+					w.Failed(err)
+				}
+			} else if told != "" || !bytes.Equal(content, w.Last) {
+				w.Last, told = content, ""
 				changed(content)
 			}
+			polled, unread = false, err != nil
 		}
 	}
 }

@@ -2,9 +2,12 @@ package config
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -175,4 +178,87 @@ func TestWatcherPolls(t *testing.T) {
 	mustWrite(t, dir+"/config", "two")
 	poll <- time.Time{}
 	awaitContent(t, seen, "two")
+}
+
+// A file that is away for a moment is no fault; one that stays unreadable is told once,
+// and again when it is back, even with the content of before.
+func TestWatcherTellsWhatStaysUnreadable(t *testing.T) {
+	dir := t.TempDir()
+	path := dir + "/config"
+	mustWrite(t, path, "one")
+	poll, seen, failed := make(chan time.Time), make(chan string, 16), make(chan error, 16)
+	w := Watcher{Path: path, Last: []byte("one"), Poll: poll, Failed: func(err error) { failed <- err }, Log: slog.New(slog.DiscardHandler)}
+	go w.run(t.Context(), nil, func(b []byte) { seen <- string(b) })
+	look := func() {
+		poll <- time.Time{}
+		poll <- time.Time{} // the one before may be taken and not be done yet
+	}
+	for name, make := range map[string]func(){
+		"missing":   func() {},
+		"directory": func() { mustWrite(t, path+"/config", "") },
+		"pipe": func() {
+			if err := syscall.Mkfifo(path, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"too large": func() { mustWrite(t, path, strings.Repeat("#", MaxFileSize+1)) },
+	} {
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		make()
+		for told := false; !told; {
+			look()
+			select {
+			case <-failed:
+				told = true
+			case <-seen: // what the file was before
+			default:
+			}
+		}
+		look()
+		for len(failed) > 0 { // it may have been told as missing before
+			<-failed
+		}
+		look()
+		look()
+		if len(failed) > 0 {
+			t.Errorf("%s: told again: %v", name, <-failed)
+		}
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		mustWrite(t, path+".new", "one")
+		if err := os.Rename(path+".new", path); err != nil {
+			t.Fatal(err)
+		}
+		look()
+		awaitContent(t, seen, "one")
+	}
+}
+
+func TestReadFile(t *testing.T) {
+	path := t.TempDir() + "/config"
+	mustWrite(t, path, strings.Repeat("#", MaxFileSize))
+	if b, err := ReadFile(path); err != nil || len(b) != MaxFileSize {
+		t.Errorf("a file of the largest size: %d bytes, %v", len(b), err)
+	}
+	mustWrite(t, path, strings.Repeat("#", MaxFileSize+1))
+	for _, path := range []string{path, "/dev/zero"} {
+		if _, err := ReadFile(path); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "1048576") {
+			t.Errorf("%s: have %v", path, err)
+		}
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	go func() {
+		_, _ = w.WriteString("by a pipe")
+		_ = w.Close()
+	}()
+	if b, err := ReadFile(fmt.Sprintf("/proc/self/fd/%d", r.Fd())); err != nil || string(b) != "by a pipe" {
+		t.Errorf("a pipe: %q, %v", b, err)
+	}
 }

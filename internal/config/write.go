@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"os"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
@@ -51,4 +52,20 @@ func (c *Config) written() *v1alpha1.KubeProxyConfiguration {
 		p.IPTables.MasqueradeAll = c.MasqueradeAll
 	}
 	return p
+}
+
+// WriteFile writes what WriteTo does to a file.
+func (c *Config) WriteFile(name string) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	if _, err := c.WriteTo(f); err != nil {
+		_ = f.Close()
+		return fmt.Errorf("write configuration to %s: %w", name, err)
+	}
+	if err := f.Close(); err != nil {
+		return fmt.Errorf("write configuration to %s: %w", name, err)
+	}
+	return nil
 }
