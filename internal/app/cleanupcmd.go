@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"slices"
 	"strings"
@@ -66,6 +67,7 @@ kube-ipvs0 with its virtual servers, and ipsets.`,
 	registerPlanFlags(cmd, flags)
 	cmd.Flags().StringVar(&which.keep, "keep-kube-proxy", "", "wait until a kube-proxy in this `mode` has programmed every Service, and spare what it uses")
 	cmd.Flags().BoolVar(&which.kubeProxy, "kube-proxy", false, "only remove what kube-proxy has left, of any mode and age; what svcproxy programs, or has taken over, stays")
+	cmd.MarkFlagsMutuallyExclusive("keep-kube-proxy", "kube-proxy")
 	return cmd
 }
 
@@ -79,6 +81,10 @@ func cleanup(ctx context.Context, c *config.Config, log *slog.Logger, which clea
 		if err := awaitKubeProxy(ctx, takeover.Finder{}); err != nil {
 			return err
 		}
+	}
+	unfit := takeover.Finder{}.Unfit(ctx, which.kubeProxy, which.keep != "")
+	if unfit != "" && which.kubeProxy {
+		return fmt.Errorf("flag --kube-proxy: nothing was removed: %s", unfit)
 	}
 	var errs []error
 	for _, m := range builtModes(c) {
@@ -95,6 +101,12 @@ func cleanup(ctx context.Context, c *config.Config, log *slog.Logger, which clea
 		if err := remove(ctx, modeEnv(c, log, nil, plan.Families[:])); err != nil {
 			errs = append(errs, fmt.Errorf("remove the objects of mode %s: %w", m.Name, err))
 		}
+	}
+	if err := errors.Join(errs...); errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("clean up: CAP_NET_ADMIN is missing; run as root: %w", errs[0])
+	}
+	if unfit != "" {
+		errs = append(errs, errors.New("everything was removed, but "+unfit+", then clean up again"))
 	}
 	return errors.Join(errs...)
 }

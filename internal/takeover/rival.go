@@ -79,6 +79,31 @@ func (f Finder) process() int {
 	return 0
 }
 
+// Unfit says why a clean-up now would not last, or would take what is in use, and what to
+// do; "" if nothing does. kubeProxy: it is of what kube-proxy left alone; kept: a
+// kube-proxy that runs is meant to.
+func (f Finder) Unfit(ctx context.Context, kubeProxy, kept bool) string {
+	if rival := f.Find(ctx); rival != nil && !kept {
+		return fmt.Sprintf("a kube-proxy runs on this node (%s) and writes its rules again: end it first", rival)
+	}
+	if mode := f.svcproxy(ctx); mode != "" && !kubeProxy {
+		return fmt.Sprintf("a svcproxy runs on this node (it answers on %s, in mode %s) and writes its rules again: end it first", metricsAddress, mode)
+	}
+	return ""
+}
+
+// svcproxy returns the mode of a svcproxy at the metrics address, "" for none.
+func (f Finder) svcproxy(ctx context.Context) string {
+	if code, _ := f.get(ctx, "/status"); code != http.StatusOK {
+		return ""
+	}
+	code, mode := f.get(ctx, "/proxyMode")
+	if code != http.StatusOK {
+		return ""
+	}
+	return strings.TrimSpace(mode)
+}
+
 // answer returns the mode that a kube-proxy at the metrics address says it is in.
 // svcproxy has a page that kube-proxy has not, so that it does not find itself.
 func (f Finder) answer(ctx context.Context) string {

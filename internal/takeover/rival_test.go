@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -99,5 +100,30 @@ func TestFind(t *testing.T) {
 				t.Errorf("want %q, have %q", c.want, have)
 			}
 		})
+	}
+}
+
+// A clean-up says who would write everything again.
+func TestUnfit(t *testing.T) {
+	kubeProxy := map[string]string{"/proxyMode": "ipvs"}
+	ourselves := map[string]string{"/proxyMode": "nftables", "/status": "{}"}
+	for _, c := range []struct {
+		pages           map[string]string
+		kubeProxy, kept bool
+		want            string
+	}{
+		{nil, false, false, ""},
+		{map[string]string{"/status": "fine"}, false, false, ""},
+		{kubeProxy, false, false, "a kube-proxy runs"},
+		{kubeProxy, true, false, "a kube-proxy runs"},
+		{kubeProxy, false, true, ""},
+		{ourselves, false, false, "a svcproxy runs on this node (it answers on 127.0.0.1:10249, in mode nftables)"},
+		{ourselves, false, true, "a svcproxy runs"},
+		{ourselves, true, false, ""},
+	} {
+		f := Finder{Proc: mustProc(t), Client: answering(t, c.pages)}
+		if have := f.Unfit(t.Context(), c.kubeProxy, c.kept); (c.want == "") != (have == "") || !strings.HasPrefix(have, c.want) {
+			t.Errorf("%v, kubeProxy %v, kept %v: want %q, have %q", c.pages, c.kubeProxy, c.kept, c.want, have)
+		}
 	}
 }
