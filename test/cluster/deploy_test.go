@@ -76,11 +76,35 @@ func TestChartRefusesWhatCannotWork(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"", "set apiServer.host"},
 		{"--set apiServer.host=192.0.2.1 --set serviceMonitor.enabled=true", "set config.metricsBindAddress"},
+		{"--set apiServer.host=192.0.2.1 --set serviceMonitor.enabled=true --set config.metricsBindAddress=", "set config.metricsBindAddress"},
+		{"--set apiServer.host=192.0.2.1 --set serviceMonitor.enabled=true --set config.metricsBindAddress=[::1]:10249", "set config.metricsBindAddress"},
 	} {
 		cmd := exec.Command(mustGetenv(t, "SVCPROXY_HELM"), append([]string{"template", "svcproxy", "../../deploy/chart"}, strings.Fields(c.args)...)...)
 		out, err := cmd.CombinedOutput()
 		if err == nil || !strings.Contains(string(out), c.want) {
 			t.Errorf("%q: %v, want %q in\n%s", c.args, err, c.want, out)
+		}
+	}
+}
+
+// TestChartFollowsTheServers shows that kubelet and Prometheus ask where the configuration
+// says that the proxy answers: a probe of another port ends it again and again.
+func TestChartFollowsTheServers(t *testing.T) {
+	for _, c := range []struct{ health, metrics, probe, port string }{
+		{"0.0.0.0:20256", "0.0.0.0:20249", "port: 20256}", "port: 20249,"},
+		{"", "0.0.0.0", "port: 10256}", "port: 10249,"},
+		{"127.0.0.1:10256", "192.0.2.1", `port: 10256, host: "127.0.0.1"}`, "port: 10249,"},
+		{"192.0.2.1", "2001:db8::1", `port: 10256, host: "192.0.2.1"}`, "port: 10249,"},
+		{"[::]:20256", "[::]:20249", "port: 20256}", "port: 20249,"},
+		{"[2001:db8::1]:20256", "[2001:db8::1]:20249", `port: 20256, host: "2001:db8::1"}`, "port: 20249,"},
+		{"2001:db8::1", "::", `port: 10256, host: "2001:db8::1"}`, "port: 10249,"},
+	} {
+		have := mustRender(t, "--set", "apiServer.host=192.0.2.1", "--set", "serviceMonitor.enabled=true",
+			"--set-string", "config.healthzBindAddress="+c.health, "--set-string", "config.metricsBindAddress="+c.metrics)
+		for _, want := range []string{"httpGet: {path: /livez, " + c.probe, "httpGet: {path: /readyz, " + c.probe, "- {name: metrics, " + c.port} {
+			if !strings.Contains(have, want) {
+				t.Errorf("health %q, metrics %q: %q is not in\n%s", c.health, c.metrics, want, have)
+			}
 		}
 	}
 }
