@@ -238,7 +238,11 @@ func (f *family) raise() {
 		if _, exists := f.servers.Exists(k); exists {
 			op = f.k.servers.UpdateServer
 		}
-		if err := f.withScheduler(v, op); err != nil {
+		err := f.withScheduler(v, op)
+		if errors.Is(err, ipvs.ErrExist) {
+			f.meet(k)
+		}
+		if err != nil {
 			f.fail(f.owners[k], err)
 			continue
 		}

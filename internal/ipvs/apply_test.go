@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/ipvs/remark"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
@@ -376,7 +377,7 @@ func TestShortAffinity(t *testing.T) {
 	b.Invalidate()
 	mustApply(t, b, plan.Update{Plan: short})
 	notes := b.Remarks()
-	if len(notes) != 1 || !notes[0].Warning || notes[0].Reason != ReasonAffinity || !strings.Contains(notes[0].Message, "120 s") {
+	if len(notes) != 1 || !notes[0].Warning || notes[0].Reason != remark.Affinity || !strings.Contains(notes[0].Message, "120 s") {
 		t.Errorf("notes: %+v", notes)
 	}
 	if have := r.servers.String(); !strings.HasPrefix(have, "TCP 10.62.0.20:80 rr persistent 10\n") {
@@ -608,7 +609,7 @@ func TestMissingScheduler(t *testing.T) {
 		t.Errorf("have\n%s", have)
 	}
 	notes := b.Remarks()
-	if len(notes) != 1 || notes[0].Name != "web" || notes[0].Reason != ReasonNoScheduler || !strings.Contains(notes[0].Message, "ip_vs_mh") {
+	if len(notes) != 1 || notes[0].Name != "web" || notes[0].Reason != remark.NoScheduler || !strings.Contains(notes[0].Message, "ip_vs_mh") {
 		t.Errorf("notes: %+v", notes)
 	}
 	r.changes()
@@ -616,6 +617,17 @@ func TestMissingScheduler(t *testing.T) {
 	wantChanges(t, r)
 	if notes := b.Remarks(); len(notes) != 0 {
 		t.Errorf("said again: %+v", notes)
+	}
+	b.Invalidate()
+	mustApply(t, b, plan.Update{Plan: p})
+	if notes := b.Remarks(); len(notes) != 0 {
+		t.Errorf("said again after it was tried again: %+v", notes)
+	}
+	r.servers.NoScheduler = nil // the module was loaded
+	b.Invalidate()
+	mustApply(t, b, plan.Update{Plan: p})
+	if have := r.servers.String(); !strings.HasPrefix(have, "TCP 10.62.0.20:80 mh") {
+		t.Errorf("the module is there, but have\n%s", have)
 	}
 }
 
@@ -843,7 +855,7 @@ func TestInterferenceIsNoticed(t *testing.T) {
 		if err := c.disturb(); err != nil {
 			t.Fatal(err)
 		}
-		if have, err := b.findChange(context.Background()); err != nil || have != c.want {
+		if have, _, err := b.findChange(context.Background()); err != nil || have != c.want {
 			t.Errorf("have %q, %v, want %q", have, err, c.want)
 		}
 	}

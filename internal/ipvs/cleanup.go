@@ -111,9 +111,10 @@ func ourServers(ctx context.Context, o Options, k kernel) ([]ipvs.Entry, error) 
 			recorded[key] = true
 		}
 	}
+	kubeProxys, err := leftover.ReadNodePorts(k.sets)
 	return slices.DeleteFunc(all, func(e ipvs.Entry) bool {
-		return !recorded[e.Key] && !(onDevice[e.Addr.Addr()] && !o.excluded(e.Key))
-	}), nil
+		return !recorded[e.Key] && !((onDevice[e.Addr.Addr()] || kubeProxys.Has(e.Key)) && !o.excluded(e.Key))
+	}), err
 }
 
 // removeServers deletes virtual servers.

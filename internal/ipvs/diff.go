@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/svcproxy/svcproxy/internal/ipvs/dryrun"
+	"github.com/svcproxy/svcproxy/internal/ipvs/remark"
 
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -26,7 +27,7 @@ func (b *backend) Diff(ctx context.Context, p *plan.Plan) ([]string, error) {
 		dry.servers = dryrun.Servers{IPVS: b.k.servers, Lines: &lines}
 		dry.device = dryrun.Device{Device: b.k.device, Lines: &lines}
 		dry.routing = dryrun.Routing{Routing: b.k.routing, Lines: &lines}
-		f := newFamily(b.env, b.opts, fam, dry, newRemarks())
+		f := newFamily(b.env, b.opts, fam, dry, remark.New())
 		if err := f.carryOut(ctx, plan.Update{Plan: p, Node: true}, listed); err != nil {
 			return nil, fmt.Errorf("compare %s: %w", fam, err)
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
@@ -180,22 +181,43 @@ func (f *family) retire() {
 	for k := range f.reals.Deletes() {
 		left[k.server] = true
 	}
-	for k := range f.retiring {
+	for k, r := range f.retiring {
 		_, wanted := f.servers.Wanted(k)
 		if _, exists := f.servers.Exists(k); wanted || !exists || !left[k] {
 			f.letGo(k)
+			continue
 		}
+		// A frontend that somebody else has got is all theirs.
+		f.retiring[k] = retired{bound: r.bound, items: slices.DeleteFunc(r.items, func(i item) bool {
+			content, _ := f.elements.Wanted(i.Element)
+			if content == i.Content {
+				return false
+			}
+			f.elements.Drop(i.Element)
+			return true
+		})}
 	}
+	var byMark map[uint32][]table.Element
 	for k := range f.servers.Deletes() {
 		if _, already := f.retiring[k]; already || !left[k] || !f.drains(k) {
 			continue
 		}
-		r := f.needsOf(k)
+		r, known := f.lingering[k] // others may have deleted what tells
+		if !known {
+			if k.Mark != 0 && byMark == nil {
+				byMark = f.byMark()
+			}
+			r = f.needsOf(k, byMark[k.Mark&^f.settings.Mark()])
+		}
+		r.items = slices.DeleteFunc(slices.Clone(r.items), func(i item) bool {
+			content, wanted := f.elements.Wanted(i.Element)
+			return wanted && content != i.Content
+		})
 		for _, i := range r.items {
-			f.elements.add(i.Element, i.Content)
+			f.elements.Add(i.Element, i.Content)
 		}
 		if r.bound.IsValid() {
-			f.bound.add(r.bound, struct{}{})
+			f.bound.Add(r.bound, struct{}{})
 		}
 		f.retiring[k] = r
 	}
@@ -205,31 +227,57 @@ func (f *family) letGo(k ipvs.Key) {
 	r := f.retiring[k]
 	delete(f.retiring, k)
 	for _, i := range r.items {
-		f.elements.drop(i.Element)
+		f.elements.Drop(i.Element)
 	}
 	if r.bound.IsValid() {
-		f.bound.drop(r.bound)
+		f.bound.Drop(r.bound)
 	}
 }
 
-// needsOf reads off the kernel what a virtual server needs for its packets to come.
-func (f *family) needsOf(k ipvs.Key) retired {
-	if k.Mark != 0 {
-		return retired{items: []item{{Element: table.Element{Kind: table.ServerMarks, Mark: k.Mark}}}}
-	}
-	p := plan.Protocol(k.Protocol)
-	r := retired{items: []item{{Element: table.At(table.Servers, p, k.Addr)}}}
-	external := table.At(table.External, p, k.Addr)
-	if _, steered := f.elements.Exists(external); steered {
-		// Another's frontend there decides for itself.
-		services := table.At(table.Services, p, k.Addr)
-		if _, taken := f.elements.Wanted(services); !taken {
-			r.items = append(r.items, item{services, table.Content{Chain: table.ChainRetired}}, item{Element: external})
+// byMark lists the frontends that lead to virtual servers by mark.
+func (f *family) byMark() map[uint32][]table.Element {
+	out := map[uint32][]table.Element{}
+	for e, c := range f.elements.All() {
+		if e.Kind == table.Marks {
+			out[c.Mark] = append(out[c.Mark], e)
 		}
 	}
+	return out
+}
+
+// needsOf reads off the kernel what a virtual server needs for its packets to come;
+// marked are the frontends that lead to one by mark.
+func (f *family) needsOf(k ipvs.Key, marked []table.Element) retired {
+	r := retired{items: []item{{Element: recordOf(k)}}}
+	steered := func(at table.Element) bool {
+		external, services := at, at
+		external.Kind, services.Kind = table.External, table.Services
+		_, yes := f.elements.Exists(external)
+		_, taken := f.elements.Wanted(services)
+		if !yes || taken && !f.isRetired(services) { // another's frontend there decides for itself
+			return false
+		}
+		r.items = append(r.items, item{services, table.Content{Chain: table.ChainRetired}}, item{Element: external})
+		return true
+	}
+	if k.Mark != 0 {
+		for _, e := range marked {
+			if content, _ := f.elements.Exists(e); steered(e) { // by the mark it is found again after a restart
+				r.items = append(r.items, item{e, content})
+			}
+		}
+		return r
+	}
+	steered(r.items[0].Element)
 	if _, bound := f.bound.Exists(k.Addr.Addr()); bound {
 		r.bound = k.Addr.Addr()
 		r.items = append(r.items, item{Element: table.OnAddr(table.ClusterIPs, r.bound)})
 	}
 	return r
+}
+
+// isRetired reports whether a frontend is there for old flows only.
+func (f *family) isRetired(services table.Element) bool {
+	content, wanted := f.elements.Wanted(services)
+	return wanted && content.Chain == table.ChainRetired
 }

@@ -4,15 +4,18 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
+	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
+	"github.com/svcproxy/svcproxy/internal/delta"
+	"github.com/svcproxy/svcproxy/internal/ipvs/remark"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
@@ -60,7 +63,7 @@ type family struct {
 	fam  plan.Family
 	k    kernel
 	// remarks are shared by both families.
-	remarks *remarks
+	remarks *remark.Log
 
 	// What is believed about the kernel.
 	known    bool // the rest of this holds
@@ -69,7 +72,7 @@ type family struct {
 	settings settings
 	services map[plan.ID]*service
 	marks    table.Numbers
-	elements wants[table.Element, table.Content]
+	elements delta.Counted[table.Element, table.Content]
 	objects  map[string]*entry
 	touched  map[string]struct{}      // objects whose users or content changed
 	ranges   map[string][]nft.Element // of interval sets
@@ -77,24 +80,28 @@ type family struct {
 	replace  bool // the table is there in a form that cannot be repaired
 	hooked   bool // the kernel calls into it, for all that is believed
 	begun    bool // this process has applied a plan before
-	servers  wants[ipvs.Key, ipvs.VirtualServer]
+	servers  delta.Counted[ipvs.Key, ipvs.VirtualServer]
 	owners   map[ipvs.Key]plan.ID // of wanted virtual servers, and of those that retire
-	reals    wants[realKey, real]
-	bound    wants[netip.Addr, struct{}]
+	reals    delta.Counted[realKey, real]
+	bound    delta.Counted[netip.Addr, struct{}]
 	steering bool                   // the rule and the route are there
 	onNode   map[table.Element]bool // elements that follow from the node
 	// foreign are virtual servers that others made. adopting: nobody can tell, for
 	// what is recorded is gone; those that the plan wants are ours.
 	foreign  map[ipvs.Key]ipvs.Entry
 	adopting bool
+	// met are those of foreign that came while this process knew the kernel: they may be
+	// in the record of ours by mistake.
+	met map[ipvs.Key]bool
 
 	draining map[realKey]*drain
 	retiring map[ipvs.Key]retired
 	limits   map[realKey]time.Duration // of flows to real servers that go, unless it is the default
 	// mine are the virtual servers that were ours when the kernel was known last,
-	// deadlines those of the real servers that drained then.
+	// deadlines those of the real servers that drained then, and lingering what retired.
 	mine      map[ipvs.Key]bool
 	deadlines map[realKey]time.Time
+	lingering map[ipvs.Key]retired
 
 	// For the time of one apply.
 	ctx    context.Context
@@ -102,9 +109,11 @@ type family struct {
 	bulk   []nft.Op // new elements, which may come in transactions after it
 	failed []error
 	node   string // its name
+	// outdated: the kernel is not as it is believed to be.
+	outdated bool
 }
 
-func newFamily(env dataplane.Env, opts Options, f plan.Family, k kernel, r *remarks) *family {
+func newFamily(env dataplane.Env, opts Options, f plan.Family, k kernel, r *remark.Log) *family {
 	return &family{env: env, opts: opts, fam: f, k: k, remarks: r}
 }
 
@@ -115,7 +124,11 @@ func (f *family) forget() {
 		for k := range f.servers.All() {
 			f.mine[k] = true
 		}
-		f.deadlines = map[realKey]time.Time{}
+		// Where a write failed before they began to drain again those of before hold.
+		if f.deadlines == nil {
+			f.deadlines, f.lingering = map[realKey]time.Time{}, map[ipvs.Key]retired{}
+		}
+		maps.Copy(f.lingering, f.retiring)
 		for k, d := range f.draining {
 			f.deadlines[k] = d.until
 		}
@@ -127,14 +140,14 @@ func (f *family) forget() {
 func (f *family) start() {
 	f.services = map[plan.ID]*service{}
 	f.marks = table.NewNumbers()
-	f.elements = newWants[table.Element, table.Content]()
+	f.elements = delta.NewCounted[table.Element, table.Content]()
 	f.objects, f.touched = map[string]*entry{}, map[string]struct{}{}
 	f.ranges = map[string][]nft.Element{}
 	f.hasTable, f.replace, f.hooked = false, false, false
-	f.servers = newWants[ipvs.Key, ipvs.VirtualServer]()
+	f.servers = delta.NewCounted[ipvs.Key, ipvs.VirtualServer]()
 	f.owners = map[ipvs.Key]plan.ID{}
-	f.reals = newWants[realKey, real]()
-	f.bound = newWants[netip.Addr, struct{}]()
+	f.reals = delta.NewCounted[realKey, real]()
+	f.bound = delta.NewCounted[netip.Addr, struct{}]()
 	f.steering, f.onNode = false, nil
 	f.foreign, f.adopting = map[ipvs.Key]ipvs.Entry{}, false
 	f.draining, f.retiring = map[realKey]*drain{}, map[ipvs.Key]retired{}
@@ -145,7 +158,7 @@ func (f *family) start() {
 // carryOut makes the kernel do what u says for the family. listed are all virtual
 // servers, if the family is not known.
 func (f *family) carryOut(ctx context.Context, u plan.Update, listed []ipvs.Entry) error {
-	f.ctx, f.batch, f.bulk, f.failed, f.node = ctx, nil, nil, nil, u.Plan.Node.Name
+	f.ctx, f.batch, f.bulk, f.failed, f.node, f.outdated = ctx, nil, nil, nil, u.Plan.Node.Name, false
 	if !f.known {
 		if err := f.readBack(listed); err != nil {
 			return err
@@ -158,7 +171,7 @@ func (f *family) carryOut(ctx context.Context, u plan.Update, listed []ipvs.Entr
 	if err != nil {
 		return err
 	}
-	f.follow(u, settings{rules, f.remarks.choice(f.opts.Scheduler)})
+	f.follow(u, settings{rules, f.remarks.Choice(f.opts.Scheduler), f.others()})
 	f.followNode(u)
 	// The loop begins with a part of the plan, unless another mode is in force.
 	others := !f.begun && !u.Partial && !f.inForce
@@ -166,7 +179,7 @@ func (f *family) carryOut(ctx context.Context, u plan.Update, listed []ipvs.Entr
 	if err := f.write(u.Plan.Node, others); err != nil {
 		return err
 	}
-	f.caughtUp, f.inForce, f.deadlines = true, true, nil
+	f.caughtUp, f.inForce, f.deadlines, f.lingering = true, true, nil, nil
 	return errors.Join(f.failed...)
 }
 
@@ -188,10 +201,14 @@ func (f *family) follow(u plan.Update, s settings) {
 		f.unwant(p.old)
 		var to *service
 		if p.sp != nil {
-			to = &service{sp: p.sp, number: f.marks.Take(p.id)}
+			to = &service{sp: p.sp}
 			f.services[p.id] = to
 		} else {
 			delete(f.services, p.id)
+		}
+		if to != nil && s.Marks(to.sp) {
+			to.number = f.marks.Take(p.id)
+		} else {
 			f.marks.Release(p.id)
 		}
 		p.new = s.render(to)
@@ -199,9 +216,10 @@ func (f *family) follow(u plan.Update, s settings) {
 	for i := range changes {
 		if p := &changes[i]; p.sp != nil {
 			f.want(p.new)
-			f.remarkOn(p.sp)
+			f.remarks.On(p.sp)
+			f.remarkOnOthers(p.new)
 		} else {
-			f.remarks.unsay(p.id)
+			f.remarks.Unsay(p.id)
 		}
 	}
 	for i := range changes {
@@ -249,31 +267,16 @@ func (f *family) changes(u plan.Update, s settings) []pending {
 	return out
 }
 
-// fail notes a failure that one Service port causes.
+// fail notes a failure that one Service port causes. It does not cause those that say
+// that others have changed virtual servers.
 func (f *family) fail(id plan.ID, err error) {
-	if id != (plan.ID{}) {
+	switch {
+	case errors.Is(err, ipvs.ErrNoServer), errors.Is(err, ipvs.ErrNoReal), errors.Is(err, ipvs.ErrExist):
+		f.outdated = true
+	case id != (plan.ID{}):
 		err = &dataplane.ObjectError{ID: id, Err: err}
 	}
 	f.failed = append(f.failed, err)
-}
-
-// contested returns an error if somebody else has a virtual server where a Service
-// port needs one.
-func (f *family) contested(sp *plan.ServicePort, s settings) error {
-	if len(f.foreign) == 0 {
-		return nil
-	}
-	for _, v := range s.render(&service{sp: sp}).servers {
-		e, taken := f.foreign[v.Key]
-		if !taken {
-			continue
-		}
-		if !f.adopting || f.opts.excluded(v.Key) {
-			return fmt.Errorf("virtual server %s is there and was not made by svcproxy: delete it (ipvsadm -D) or give the Service another address or port", v.Key)
-		}
-		f.adopt(e)
-	}
-	return nil
 }
 
 // want adds what a Service port needs.
@@ -282,16 +285,18 @@ func (f *family) want(r *rendered) {
 		f.retain(o)
 	}
 	for _, i := range r.items {
-		f.elements.add(i.Element, i.Content)
+		f.elements.Add(i.Element, i.Content)
 	}
 	for _, a := range r.bound {
-		f.bound.add(a, struct{}{})
+		f.bound.Add(a, struct{}{})
 	}
 	for _, v := range r.servers {
-		f.servers.add(v.Key, v.VirtualServer)
+		f.servers.Add(v.Key, v.VirtualServer)
 		f.owners[v.Key] = r.sp.ID
-		for _, e := range r.sp.Pools[v.pool] {
-			f.reals.add(realKey{v.Key, e.Addr}, real{weight: uint32(e.Weight)})
+		eps := r.sp.Pools[v.pool]
+		weights := scheduler.Weights(v.Scheduler, eps)
+		for i := range eps {
+			f.reals.Add(realKey{v.Key, eps[i].Addr}, real{weight: weights[i]})
 		}
 	}
 }
@@ -299,16 +304,16 @@ func (f *family) want(r *rendered) {
 // unwant takes it back.
 func (f *family) unwant(r *rendered) {
 	for _, v := range r.servers {
-		f.servers.drop(v.Key)
+		f.servers.Drop(v.Key)
 		for _, e := range r.sp.Pools[v.pool] {
-			f.reals.drop(realKey{v.Key, e.Addr})
+			f.reals.Drop(realKey{v.Key, e.Addr})
 		}
 	}
 	for _, a := range r.bound {
-		f.bound.drop(a)
+		f.bound.Drop(a)
 	}
 	for _, i := range r.items {
-		f.elements.drop(i.Element)
+		f.elements.Drop(i.Element)
 	}
 	for _, o := range r.objects {
 		f.release(o.Name())

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
+	"github.com/svcproxy/svcproxy/internal/ipvs/remark"
 
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/plan"
@@ -95,13 +96,13 @@ type backend struct {
 	families []*family
 	tuned    bool // sysctls and time-outs are set
 	applies  int
-	remarks  *remarks
+	remarks  *remark.Log
 
 	tuning tuning
 }
 
 func newBackend(env dataplane.Env, o Options, k kernel) *backend {
-	b := &backend{env: env, opts: o, k: k, remarks: newRemarks()}
+	b := &backend{env: env, opts: o, k: k, remarks: remark.New()}
 	for _, f := range env.Families {
 		b.families = append(b.families, newFamily(env, o, f, k, b.remarks))
 	}
@@ -123,7 +124,18 @@ func (b *backend) Apply(ctx context.Context, u plan.Update) error {
 	}
 	var errs []error
 	for _, f := range b.families {
-		if err := f.carryOut(ctx, u, listed); err != nil {
+		err := f.carryOut(ctx, u, listed)
+		if err != nil && f.outdated {
+			// No Service is to wait for what others have done to its virtual server.
+			b.env.Log.Warn("virtual servers were changed by somebody else; they are read back", "family", f.fam, "found", err)
+			b.env.Stats.Add("svcproxy_interference_total", 1)
+			f.forget()
+			var again []ipvs.Entry
+			if again, err = b.k.servers.Dump(ctx); err == nil {
+				err = f.carryOut(ctx, u, again)
+			}
+		}
+		if err != nil {
 			f.forget()
 			errs = append(errs, err)
 		}
@@ -136,6 +148,7 @@ func (b *backend) Invalidate() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.tuned = false
+	clear(b.remarks.Missing) // their modules may have come
 	for _, f := range b.families {
 		f.forget()
 	}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/leftover"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
@@ -41,13 +42,24 @@ func (f *family) readBack(listed []ipvs.Entry) error {
 	}
 	recorded := recordedIn(f.fam, held)
 	f.adopting = hasDevice && held == nil
+	var kubeProxys leftover.NodePorts
+	if f.adopting {
+		if kubeProxys, err = leftover.ReadNodePorts(f.k.sets); err != nil {
+			return err
+		}
+	}
+	met := f.met
+	f.met = map[ipvs.Key]bool{}
 	for _, e := range listed {
 		if e.Family != table.ServerFamilyOf(f.fam) {
 			continue
 		}
 		_, onDevice := f.bound.Exists(e.Addr.Addr())
 		switch {
-		case recorded[e.Key], f.mine[e.Key], e.Mark == 0 && onDevice && !f.opts.excluded(e.Key):
+		case met[e.Key]:
+			f.met[e.Key] = true
+			f.foreign[e.Key] = e
+		case recorded[e.Key], f.mine[e.Key], (e.Mark == 0 && onDevice || kubeProxys.Has(e.Key)) && !f.opts.excluded(e.Key):
 			f.adopt(e)
 		default:
 			f.foreign[e.Key] = e
@@ -88,20 +100,6 @@ func recordedIn(f plan.Family, held *nft.Contents) map[ipvs.Key]bool {
 		}
 	}
 	return out
-}
-
-// excluded reports whether a virtual server is in a range that is not to be touched.
-func (o Options) excluded(k ipvs.Key) bool {
-	return k.Mark == 0 && slices.ContainsFunc(o.Exclude, func(p netip.Prefix) bool { return p.Contains(k.Addr.Addr()) })
-}
-
-// adopt takes a virtual server as ours.
-func (f *family) adopt(e ipvs.Entry) {
-	delete(f.foreign, e.Key)
-	f.servers.Have(e.Key, e.VirtualServer)
-	for _, r := range e.Real {
-		f.reals.Have(realKey{e.Key, r.Addr}, real{r.Weight, r.Forwarding})
-	}
 }
 
 // fits reports whether a table can be repaired in place: what cannot be changed of

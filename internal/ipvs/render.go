@@ -16,6 +16,9 @@ import (
 type settings struct {
 	table.Settings
 	choice scheduler.Choice
+	// others are the virtual servers that are not ours: node ports at their addresses are
+	// left to them.
+	others map[ipvs.Key]bool
 }
 
 // key stands for all of it, to compare.
@@ -77,7 +80,7 @@ func (s settings) render(svc *service) *rendered {
 	var used [2]bool
 	for i := range svc.sp.Frontends {
 		fe := &svc.sp.Frontends[i]
-		c, base := s.classOf(fe)
+		c, base := s.ClassOf(fe)
 		used[base] = true
 		for _, rt := range c.Routes {
 			if rt.Marked {
@@ -101,48 +104,6 @@ func (s settings) render(svc *service) *rendered {
 	return r
 }
 
-// classOf says how packets to a frontend are treated, and which pool the virtual
-// server at its address has. That is the pool for packets from outside wherever
-// origins differ, so that nothing from outside leaves the node by mistake.
-func (s settings) classOf(fe *plan.Frontend) (*table.Class, plan.Pool) {
-	routes := fe.Route
-	c := &table.Class{PodsUnknown: s.Local.Kind == plan.LocalUnknown}
-	if c.PodsUnknown {
-		routes[plan.FromPod] = routes[plan.FromOutside]
-	}
-	var uses [2]bool
-	drops := false
-	for _, rt := range routes {
-		uses[rt.Pool] = uses[rt.Pool] || rt.Verdict == plan.Forward
-		drops = drops || rt.Verdict == plan.Drop
-	}
-	base := plan.Cluster
-	if uses[plan.Local] || uses[plan.Cluster] && drops {
-		base = plan.Local
-	}
-	splits := false
-	for o, rt := range routes {
-		c.Routes[o] = table.Treatment{Verdict: rt.Verdict}
-		if rt.Verdict == plan.Forward {
-			c.Routes[o].Masq = rt.SNAT
-			c.Routes[o].Marked = rt.Pool != base
-			splits = splits || rt.Pool != base
-		}
-	}
-	// The node reaches an address of its own with that address as source, which no
-	// endpoint could answer to. Behind a mark that is left to the last hook.
-	if n := &c.Routes[plan.FromNode]; n.Verdict == plan.Forward {
-		n.Masq = !n.Marked
-	}
-	switch {
-	case fe.Kind == plan.ExternalIP || fe.Kind == plan.LoadBalancerIP:
-		c.Place = table.Steered
-	case fe.Kind == plan.NodePort && splits:
-		c.Place = table.OnNode
-	}
-	return c, base
-}
-
 // front adds what a frontend needs.
 func (s settings) front(r *rendered, fe *plan.Frontend, c *table.Class, base plan.Pool, need func(nft.Object)) {
 	id := r.sp.ID
@@ -157,10 +118,7 @@ func (s settings) front(r *rendered, fe *plan.Frontend, c *table.Class, base pla
 		lead = chain.Name()
 	}
 	verdict := table.Content{Chain: lead, Remark: table.Remark(id)}
-	marks := false
-	for _, rt := range c.Routes {
-		marks = marks || rt.Marked
-	}
+	marks := c.Marks()
 	number := table.Content{Mark: table.MarkOf(r.number, s.Bit)}
 	add := func(e table.Element, c table.Content) { r.items = append(r.items, item{e, c}) }
 	if fe.Kind == plan.NodePort {
@@ -169,7 +127,12 @@ func (s settings) front(r *rendered, fe *plan.Frontend, c *table.Class, base pla
 			add(table.OnPort(table.PortMarks, id.Protocol, fe.Port), number)
 		}
 		for _, a := range s.Addrs {
-			s.at(r, netip.AddrPortFrom(a, fe.Port), base)
+			at := netip.AddrPortFrom(a, fe.Port)
+			if s.others[ipvs.ByAddr(ipvs.Protocol(id.Protocol), at)] {
+				add(table.At(table.Services, id.Protocol, at), table.Content{Chain: table.ChainOthers, Remark: table.Remark(id)})
+				continue
+			}
+			s.at(r, at, base)
 		}
 		return
 	}

@@ -14,10 +14,12 @@ import (
 )
 
 // ip_vs tells nobody of changes, so that it is listed from time to time: after
-// comparePause, and no sooner than compareShare times what the last listing took.
+// comparePause, and no sooner than compareShare times what the last listing took, but
+// after longestPause in any case.
 const (
 	comparePause = 5 * time.Second
 	compareShare = 50
+	longestPause = time.Minute
 )
 
 // Watch implements dataplane.Watcher: the kernel tells of changes to our table, of
@@ -74,31 +76,33 @@ func (b *backend) compareServers(ctx context.Context, disturbed func(what string
 			return nil
 		case <-time.After(pause):
 		}
-		start := time.Now()
-		what, err := b.findChange(ctx)
+		what, took, err := b.findChange(ctx)
 		if err != nil {
 			return fmt.Errorf("compare the virtual servers: %w", err)
 		}
 		if what != "" {
 			disturbed(what)
 		}
-		pause = max(comparePause, compareShare*time.Since(start))
+		pause = min(max(comparePause, compareShare*took), longestPause)
 	}
 }
 
 // findChange says what of our virtual servers others changed; "" if nothing, or if an
-// Apply came in between or the kernel is to be read back anyway.
-func (b *backend) findChange(ctx context.Context) (string, error) {
+// Apply came in between or the kernel is to be read back anyway. Took is the time of the
+// listing alone: an Apply that was waited for says nothing about what that costs.
+func (b *backend) findChange(ctx context.Context) (what string, took time.Duration, err error) {
 	before, ok := b.settled()
 	if !ok {
-		return "", nil
+		return "", 0, nil
 	}
+	start := b.k.now()
 	all, err := b.k.servers.Dump(ctx)
+	took = b.k.now().Sub(start)
 	if ctx.Err() != nil || errors.Is(err, ipvs.ErrMissing) {
-		return "", nil
+		return "", took, nil
 	}
 	if err != nil {
-		return "", err
+		return "", took, err
 	}
 	at := make(map[ipvs.Key]ipvs.Entry, len(all))
 	for _, e := range all {
@@ -107,17 +111,17 @@ func (b *backend) findChange(ctx context.Context) (string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.applies != before {
-		return "", nil
+		return "", took, nil
 	}
 	for _, f := range b.families {
 		if !f.known || !f.caughtUp {
-			return "", nil
+			return "", took, nil
 		}
 		if what := f.changed(at); what != "" {
-			return what, nil
+			return what, took, nil
 		}
 	}
-	return "", nil
+	return "", took, nil
 }
 
 // settled returns how many Applies there were, if the kernel is known.
@@ -134,6 +138,11 @@ func (b *backend) settled() (applies int, ok bool) {
 
 // changed says what of the family's virtual servers is not as it was left.
 func (f *family) changed(at map[ipvs.Key]ipvs.Entry) string {
+	for _, k := range f.leftToOthers() {
+		if _, there := at[k]; !there {
+			return fmt.Sprintf("virtual server %s, which others had, was deleted", k)
+		}
+	}
 	reals := 0
 	for k, v := range f.servers.All() {
 		e, there := at[k]

@@ -1,4 +1,5 @@
-// Package leftover removes what kube-proxy's ipvs mode has and svcproxy's has not.
+// Package leftover tells and removes what kube-proxy's ipvs mode has and svcproxy's has
+// not.
 package leftover
 
 import (
@@ -6,6 +7,7 @@ import (
 	"log/slog"
 
 	"github.com/svcproxy/svcproxy/internal/sys/ipset"
+	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
 )
 
 // kubeProxySets are the IP sets of kube-proxy's ipvs mode, for IPv4 and IPv6. Names end
@@ -22,6 +24,43 @@ func kubeProxySets() []string {
 		out = append(out, "KUBE-"+name, six[:min(len(six), longest)])
 	}
 	return out
+}
+
+// NodePorts are the node ports of a kube-proxy in ipvs mode. Its virtual servers for them
+// are on no address of its own, by which they could be told from others'.
+type NodePorts map[nodePort]bool
+
+type nodePort struct {
+	family   ipvs.Family
+	protocol ipvs.Protocol
+	port     uint16
+}
+
+// Has reports whether a virtual server is for one of the node ports.
+func (n NodePorts) Has(k ipvs.Key) bool {
+	return k.Mark == 0 && n[nodePort{k.Family, k.Protocol, k.Addr.Port()}]
+}
+
+// ReadNodePorts reads the node ports off kube-proxy's IP sets, as long as these are there.
+func ReadNodePorts(sets ipset.Sets) (NodePorts, error) {
+	out := NodePorts{}
+	if sets == nil {
+		return out, nil
+	}
+	for family, prefix := range map[ipvs.Family]string{ipvs.IPv4: "KUBE-", ipvs.IPv6: "KUBE-6-"} {
+		for protocol, name := range map[ipvs.Protocol]string{
+			ipvs.TCP: "NODE-PORT-TCP", ipvs.UDP: "NODE-PORT-UDP", ipvs.SCTP: "NODE-PORT-SCTP-HASH",
+		} {
+			ports, err := sets.Ports(prefix + name)
+			if err != nil {
+				return nil, err
+			}
+			for _, p := range ports {
+				out[nodePort{family, protocol, p}] = true
+			}
+		}
+	}
+	return out, nil
 }
 
 // RemoveSets destroys kube-proxy's IP sets. One in use stays, with a word in the log:

@@ -57,6 +57,8 @@ const (
 	chainUnmark      = "unmark-postrouting"
 	ChainServices    = "to-services"
 	chainReject      = "reject-it"
+	// ChainOthers is where node ports lead that others serve at an address.
+	ChainOthers = "of-others"
 	// ChainRetired is where frontends lead that are gone, while old flows go on.
 	ChainRetired = "retired"
 	// chainGivenUp says that new flows are another mode's: see [GiveUp].

@@ -97,6 +97,7 @@ func (s Settings) Inner() []nft.Object {
 			s.Rule(nft.IsProto(uint8(plan.TCP)), nft.Reject{Reset: true}),
 			s.Rule(nft.Reject{}),
 		),
+		nft.NewChain(ChainOthers, "node ports at addresses where others have a virtual server", s.Rule(nft.Do{Code: nft.Accept})),
 		nft.NewChain(ChainRetired, "frontends that are gone: only flows of before",
 			s.Rule(IsNew, toReject),
 			s.Rule(nft.ReplaceMark(0)),
@@ -182,6 +183,11 @@ type Class struct {
 	Routes      [3]Treatment // by plan.Origin
 	Place       Place
 	PodsUnknown bool
+}
+
+// Marks reports whether packets of some origin go to a virtual server by mark.
+func (c *Class) Marks() bool {
+	return slices.ContainsFunc(c.Routes[:], func(r Treatment) bool { return r.Marked })
 }
 
 // Name says what the chain does: "pod.forward/other.forward-masq".
