@@ -49,7 +49,7 @@ func (c *Contents) Hooked() bool {
 // Fits reports whether a table can be repaired in place: what cannot be changed of
 // it, and its comment, are as they should be.
 func (c *Contents) Fits(comment string, sets []*Set, chains []Object) bool {
-	if c.Comment != comment {
+	if c.Comment != comment || c.Dormant {
 		return false
 	}
 	for _, want := range sets {

@@ -63,6 +63,7 @@ type Hook struct {
 	Type     string // "nat" or "filter"
 	Num      HookNum
 	Priority int32
+	Drops    bool // the policy; nothing here asks for it
 }
 
 // HookNum is a netfilter hook.
@@ -264,6 +265,7 @@ type Tables interface {
 type Contents struct {
 	Table    Table
 	Comment  string
+	Dormant  bool // its chains are not called
 	Chains   map[string]*ChainContents
 	Sets     map[string]*Set
 	Elements map[string][]Element // by set, dynamic sets apart

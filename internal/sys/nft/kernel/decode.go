@@ -37,6 +37,8 @@ func parseChain(b []byte) (table string, c nft.Chain) {
 					h.Priority = int32(u32(data))
 				}
 			})
+		case unix.NFTA_CHAIN_POLICY:
+			hookOf(&c).Drops = u32(data) == 0 // NF_DROP
 		case unix.NFTA_CHAIN_TYPE:
 			hookOf(&c).Type = wire.CString(data)
 		case chainUserdata:

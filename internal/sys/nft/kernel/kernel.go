@@ -217,7 +217,7 @@ func (k *Tables) dump(ctx context.Context, kind uint16, f nft.Family, fill func(
 
 // Exists implements Tables.
 func (k *Tables) Exists(ctx context.Context, t nft.Table) (bool, error) {
-	_, err := k.tableComment(ctx, t)
+	_, err := k.askTable(ctx, t)
 	if errors.Is(err, nft.ErrNoTable) {
 		return false, nil
 	}
@@ -241,8 +241,8 @@ func (k *Tables) Others(ctx context.Context) (uint32, error) {
 	return all - k.commits, nil
 }
 
-// tableComment asks for one table.
-func (k *Tables) tableComment(ctx context.Context, t nft.Table) (string, error) {
+// askTable asks for one table. Of the answer only what is the table's own is filled in.
+func (k *Tables) askTable(ctx context.Context, t nft.Table) (*nft.Contents, error) {
 	req := request(unix.NFT_MSG_GETTABLE, 0, t.Family)
 	w := &wire.Message{Buf: req.Data}
 	w.Text(unix.NFTA_TABLE_NAME, t.Name)
@@ -250,17 +250,21 @@ func (k *Tables) tableComment(ctx context.Context, t nft.Table) (string, error) 
 	b, err := k.get(ctx, req)
 	switch {
 	case errors.Is(err, nft.ErrNotExist):
-		return "", nft.ErrNoTable
+		return nil, nft.ErrNoTable
 	case err != nil:
-		return "", fmt.Errorf("ask for table %s: %w", t, err)
+		return nil, fmt.Errorf("ask for table %s: %w", t, err)
 	}
-	remark := ""
+	c := &nft.Contents{Table: t}
 	wire.EachAttr(b, func(typ uint16, d []byte) {
-		if typ == tableUserdata {
-			remark = wire.CommentOf(d, commentOfTable)
+		switch typ {
+		case tableUserdata:
+			c.Comment = wire.CommentOf(d, commentOfTable)
+		case unix.NFTA_TABLE_FLAGS:
+			const dormant = 1 // NFT_TABLE_F_DORMANT
+			c.Dormant = u32(d)&dormant != 0
 		}
 	})
-	return remark, nil
+	return c, nil
 }
 
 // get asks for one object and returns its attributes.
@@ -319,11 +323,10 @@ func (k *Tables) Read(ctx context.Context, t nft.Table) (*nft.Contents, error) {
 
 // ReadSome implements Tables.
 func (k *Tables) ReadSome(ctx context.Context, t nft.Table, want func(*nft.Set) bool) (*nft.Contents, error) {
-	remark, err := k.tableComment(ctx, t)
+	c, err := k.askTable(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	c := &nft.Contents{Table: t, Comment: remark}
 	fail := func(what string, err error) error { return fmt.Errorf("list %s of table %s: %w", what, t, err) }
 	err = k.dump(ctx, unix.NFT_MSG_GETCHAIN, t.Family, func(*wire.Message) {},
 		func() { c.Chains = map[string]*nft.ChainContents{} },

@@ -180,7 +180,7 @@ func parseEvent(kind int, b []byte) nft.Event {
 		}
 	})
 	what, ok := map[int]string{
-		unix.NFT_MSG_DELTABLE: "it was deleted", unix.NFT_MSG_NEWCHAIN: "chain %s was changed", unix.NFT_MSG_DELCHAIN: "chain %s was deleted",
+		unix.NFT_MSG_NEWTABLE: "it was changed", unix.NFT_MSG_DELTABLE: "it was deleted", unix.NFT_MSG_NEWCHAIN: "chain %s was changed", unix.NFT_MSG_DELCHAIN: "chain %s was deleted",
 		unix.NFT_MSG_NEWRULE: "a rule was added to chain %s", unix.NFT_MSG_DELRULE: "a rule of chain %s was deleted",
 		unix.NFT_MSG_NEWSET: "set %s was changed", unix.NFT_MSG_DELSET: "set %s was deleted",
 		unix.NFT_MSG_NEWSETELEM: "elements were added to %s", unix.NFT_MSG_DELSETELEM: "elements of %s were deleted",
