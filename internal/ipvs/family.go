@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/ipvs/fronts"
 	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
 	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 
@@ -70,6 +71,7 @@ type family struct {
 	caughtUp bool // services follows a whole plan
 	inForce  bool // packets pass here already: ours, or kube-proxy's
 	settings settings
+	fronts   fronts.Fronts
 	services map[plan.ID]*service
 	marks    table.Numbers
 	elements delta.Counted[table.Element, table.Content]
@@ -171,7 +173,8 @@ func (f *family) carryOut(ctx context.Context, u plan.Update, listed []ipvs.Entr
 	if err != nil {
 		return err
 	}
-	f.follow(u, settings{rules, f.remarks.Choice(f.opts.Scheduler), f.others()})
+	coinciding := f.fronts.Follow(u, rules.Family, rules.Addrs, !f.caughtUp)
+	f.follow(u, settings{rules, f.remarks.Choice(f.opts.Scheduler), f.others(), coinciding})
 	f.followNode(u)
 	// The loop begins with a part of the plan, unless another mode is in force.
 	others := !f.begun && !u.Partial && !f.inForce

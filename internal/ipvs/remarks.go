@@ -2,9 +2,7 @@ package ipvs
 
 import (
 	"errors"
-	"fmt"
 
-	"github.com/svcproxy/svcproxy/internal/ipvs/remark"
 	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/ipvs"
@@ -27,13 +25,8 @@ func (f *family) withScheduler(v ipvs.VirtualServer, op func(ipvs.VirtualServer)
 		}
 		f.remarks.Missing[v.Scheduler] = true
 	}
-	const what = "this node's kernel has no IPVS scheduler %q, so that %q is used; load or install the kernel module ip_vs_%[1]s on the node, or choose another one with %[3]s"
-	id := f.owners[v.Key]
-	if svc := f.services[id]; svc != nil && svc.sp.Chosen().Scheduler == v.Scheduler {
-		f.remarks.Say(id, remark.NoScheduler, true, fmt.Sprintf(what, v.Scheduler, scheduler.Default, "the annotation svcproxy.io/ipvs-scheduler"))
-	} else {
-		f.remarks.SayOfNode(f.node, remark.NoScheduler, fmt.Sprintf(what, v.Scheduler, scheduler.Default, "the field ipvs.scheduler of the configuration"))
-	}
+	svc := f.services[f.owners[v.Key]]
+	f.remarks.Lacks(v.Scheduler, f.owners[v.Key], svc != nil && svc.sp.Chosen().Scheduler == v.Scheduler, f.node)
 	v.Scheduler, v.Flags = scheduler.Default, v.Flags&ipvs.Persistent
 	f.servers.Want(v.Key, v)
 	return op(v)

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
@@ -19,6 +20,8 @@ type settings struct {
 	// others are the virtual servers that are not ours: node ports at their addresses are
 	// left to them.
 	others map[ipvs.Key]bool
+	// coinciding are those where another frontend has what a node port would need.
+	coinciding map[ipvs.Key]bool
 }
 
 // key stands for all of it, to compare.
@@ -128,7 +131,11 @@ func (s settings) front(r *rendered, fe *plan.Frontend, c *table.Class, base pla
 		}
 		for _, a := range s.Addrs {
 			at := netip.AddrPortFrom(a, fe.Port)
-			if s.others[ipvs.ByAddr(ipvs.Protocol(id.Protocol), at)] {
+			k := ipvs.ByAddr(ipvs.Protocol(id.Protocol), at)
+			if s.coinciding[k] {
+				continue
+			}
+			if s.others[k] {
 				add(table.At(table.Services, id.Protocol, at), table.Content{Chain: table.ChainOthers, Remark: table.Remark(id)})
 				continue
 			}
@@ -180,6 +187,12 @@ func wholeSeconds(d time.Duration) time.Duration {
 	return (d + time.Second - 1).Truncate(time.Second)
 }
 
+// isOwn reports whether an endpoint may be where a virtual server is: at a node's own port.
+func (s settings) isOwn(r *rendered, e *plan.Endpoint) bool {
+	return e.OnNode && slices.Contains(s.Addrs, e.Addr.Addr()) ||
+		slices.ContainsFunc(r.servers, func(v server) bool { return v.Addr == e.Addr })
+}
+
 // endpoints adds the elements that endpoints of the used pools need.
 func (s settings) endpoints(r *rendered, used [2]bool) {
 	sp := r.sp
@@ -208,6 +221,9 @@ func (s settings) endpoints(r *rendered, used [2]bool) {
 			}
 			if guarded {
 				add(table.OnAddr(table.Endpoints, e.Addr.Addr()))
+			}
+			if s.isOwn(r, e) {
+				add(table.At(table.OwnEndpoints, sp.ID.Protocol, e.Addr))
 			}
 		}
 	}

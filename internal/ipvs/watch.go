@@ -88,8 +88,7 @@ func (b *backend) compareServers(ctx context.Context, disturbed func(what string
 }
 
 // findChange says what of our virtual servers others changed; "" if nothing, or if an
-// Apply came in between or the kernel is to be read back anyway. Took is the time of the
-// listing alone: an Apply that was waited for says nothing about what that costs.
+// Apply came in between or the kernel is to be read back anyway. Took is the listing's time.
 func (b *backend) findChange(ctx context.Context) (what string, took time.Duration, err error) {
 	before, ok := b.settled()
 	if !ok {

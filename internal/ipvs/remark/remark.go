@@ -83,6 +83,17 @@ func (r *Log) Take() []plan.Note {
 	return out
 }
 
+// Lacks says that the kernel has not the scheduler of a Service port, which chose it, or
+// of the node's configuration.
+func (r *Log) Lacks(name string, id plan.ID, chose bool, node string) {
+	const what = "this node's kernel has no IPVS scheduler %q, so that %q is used; load or install the kernel module ip_vs_%[1]s on the node, or choose another one with %[3]s"
+	if chose {
+		r.Say(id, NoScheduler, true, fmt.Sprintf(what, name, scheduler.Default, "the annotation svcproxy.io/ipvs-scheduler"))
+	} else {
+		r.SayOfNode(node, NoScheduler, fmt.Sprintf(what, name, scheduler.Default, "the field ipvs.scheduler of the configuration"))
+	}
+}
+
 // On says what the mode cannot do as a Service port asks.
 func (r *Log) On(sp *plan.ServicePort) {
 	if sp.Affinity > 0 && sp.Affinity < shortestAffinity && sp.ID.Protocol == plan.TCP {

@@ -12,19 +12,20 @@ import (
 type Kind uint8
 
 const (
-	Services    Kind = iota // address, protocol, port: what happens to packets
-	NodePorts               // protocol, port: the same
-	Servers                 // address, protocol, port: our virtual servers
-	ServerMarks             // mark: our virtual servers by mark
-	Marks                   // address, protocol, port: the mark of another virtual server
-	PortMarks               // protocol, port: the same
-	External                // address, protocol, port: frontends on addresses that are not bound
-	ClusterIPs              // address: bound, whose other ports are refused
-	ExternalIPs             // address: not bound, whose other ports are left alone
-	NodeAddrs               // address: accepts node ports
-	Hairpin                 // endpoint, endpoint: reached itself
-	Endpoints               // address: of TCP endpoints
-	HealthPorts             // port: of health checks
+	Services     Kind = iota // address, protocol, port: what happens to packets
+	NodePorts                // protocol, port: the same
+	Servers                  // address, protocol, port: our virtual servers
+	ServerMarks              // mark: our virtual servers by mark
+	Marks                    // address, protocol, port: the mark of another virtual server
+	PortMarks                // protocol, port: the same
+	External                 // address, protocol, port: frontends on addresses that are not bound
+	ClusterIPs               // address: bound, whose other ports are refused
+	ExternalIPs              // address: not bound, whose other ports are left alone
+	NodeAddrs                // address: accepts node ports
+	Hairpin                  // endpoint, endpoint: reached itself
+	Endpoints                // address: of TCP endpoints
+	HealthPorts              // port: of health checks
+	OwnEndpoints             // address, protocol, port: endpoints that are the node's own ports
 	Kinds
 )
 
@@ -38,7 +39,7 @@ const (
 func (k Kind) Name() string {
 	return [...]string{
 		"services", "node-ports", "virtual-servers", "virtual-server-marks", "marks", "node-port-marks", "external",
-		"cluster-ips", "external-addresses", "node-port-addresses", "hairpin", "endpoint-addresses", "health-ports",
+		"cluster-ips", "external-addresses", "node-port-addresses", "hairpin", "endpoint-addresses", "health-ports", "own-endpoints",
 	}[k]
 }
 
@@ -49,19 +50,20 @@ func (k Kind) Set(f plan.Family) *nft.Set {
 	port := []nft.Type{nft.TypeProto, nft.TypePort}
 	number := []nft.Type{nft.TypeNumber}
 	s := [...]nft.Set{
-		Services:    {Key: front, Verdicts: true, Comment: "frontends: address, protocol, port"},
-		NodePorts:   {Key: port, Verdicts: true, Comment: "node ports"},
-		Servers:     {Key: front, Comment: "virtual servers that svcproxy made"},
-		ServerMarks: {Key: number, Comment: "virtual servers by mark that svcproxy made"},
-		Marks:       {Key: front, Data: number, Comment: "the whole cluster's endpoints, for pods and the node"},
-		PortMarks:   {Key: port, Data: number, Comment: "the same for node ports"},
-		External:    {Key: front, Comment: "frontends on addresses that are on no interface"},
-		ClusterIPs:  {Key: []nft.Type{addr}, Comment: "on " + host.VIPDevice + "; undefined ports are refused"},
-		ExternalIPs: {Key: []nft.Type{addr}, Comment: "of Services; undefined ports are left alone"},
-		NodeAddrs:   {Key: []nft.Type{addr}, Comment: "addresses of the node that accept node ports"},
-		Hairpin:     {Key: []nft.Type{addr, addr, nft.TypeProto, nft.TypePort}, Comment: "endpoints that reached themselves"},
-		Endpoints:   {Key: []nft.Type{addr}, Comment: "whose segments outside of any connection are dropped"},
-		HealthPorts: {Key: []nft.Type{nft.TypePort}, Comment: "health checks of Services"},
+		Services:     {Key: front, Verdicts: true, Comment: "frontends: address, protocol, port"},
+		NodePorts:    {Key: port, Verdicts: true, Comment: "node ports"},
+		Servers:      {Key: front, Comment: "virtual servers that svcproxy made"},
+		ServerMarks:  {Key: number, Comment: "virtual servers by mark that svcproxy made"},
+		Marks:        {Key: front, Data: number, Comment: "the whole cluster's endpoints, for pods and the node"},
+		PortMarks:    {Key: port, Data: number, Comment: "the same for node ports"},
+		External:     {Key: front, Comment: "frontends on addresses that are on no interface"},
+		ClusterIPs:   {Key: []nft.Type{addr}, Comment: "on " + host.VIPDevice + "; undefined ports are refused"},
+		ExternalIPs:  {Key: []nft.Type{addr}, Comment: "of Services; undefined ports are left alone"},
+		NodeAddrs:    {Key: []nft.Type{addr}, Comment: "addresses of the node that accept node ports"},
+		Hairpin:      {Key: []nft.Type{addr, addr, nft.TypeProto, nft.TypePort}, Comment: "endpoints that reached themselves"},
+		Endpoints:    {Key: []nft.Type{addr}, Comment: "whose segments outside of any connection are dropped"},
+		HealthPorts:  {Key: []nft.Type{nft.TypePort}, Comment: "health checks of Services"},
+		OwnEndpoints: {Key: front, Comment: "endpoints at ports of the node, which may be those of virtual servers too"},
 	}[k]
 	s.Name = k.Name()
 	return &s
@@ -110,7 +112,7 @@ func (e Element) Encode(f plan.Family, c Content) nft.Element {
 	a := e.Address(f)
 	var out nft.Element
 	switch e.Kind {
-	case Services, Servers, Marks, External:
+	case Services, Servers, Marks, External, OwnEndpoints:
 		out.Key = nft.Concat(nil).Addr(a).Proto(uint8(e.Proto)).Port(e.Port).Tuple()
 	case NodePorts, PortMarks:
 		out.Key = nft.Concat(nil).Proto(uint8(e.Proto)).Port(e.Port).Tuple()
@@ -151,7 +153,7 @@ func Decode(f plan.Family, k Kind, in nft.Element) (Element, Content, bool) {
 		e.Port, _ = rest.Port()
 	}
 	switch k {
-	case Services, Servers, Marks, External:
+	case Services, Servers, Marks, External, OwnEndpoints:
 		addr()
 		protoPort()
 	case NodePorts, PortMarks:

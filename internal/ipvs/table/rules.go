@@ -128,7 +128,10 @@ func (s Settings) Base() []nft.Object {
 		s.Rule(isIn(ClusterIPs, nft.DstAddr), nft.KeepDst{}),
 	}
 	toServices := s.Rule(nft.Do{Code: nft.Jump, Chain: ChainServices})
-	unserved := s.Rule(isIn(Servers, front...), toReject)
+	// ip_vs lets pass what it translates to a port of the node, which it may have been sent to.
+	own := isIn(OwnEndpoints, front...)
+	own.Not = true
+	unserved := s.Rule(isIn(Servers, front...), own, toReject)
 	passes := nft.SetMark(s.Mark())
 	input := []*nft.Rule{
 		s.Rule(nft.IsProto(uint8(plan.TCP)), isIn(HealthPorts, nft.DstPort), passes),
