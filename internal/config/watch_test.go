@@ -210,15 +210,17 @@ func TestWatcherTellsWhatStaysUnreadable(t *testing.T) {
 		for told := false; !told; {
 			look()
 			select {
-			case <-failed:
-				told = true
+			case err := <-failed:
+				told = err != nil
 			case <-seen: // what the file was before
 			default:
 			}
 		}
 		look()
 		for len(failed) > 0 { // it may have been told as missing before
-			<-failed
+			if err := <-failed; err == nil {
+				t.Errorf("%s: failed without an error", name)
+			}
 		}
 		look()
 		look()
