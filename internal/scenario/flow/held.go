@@ -124,6 +124,7 @@ func (k *Held) Expect(want string) error {
 	since := time.Now()
 	var have string
 	err := Eventually(Settle, func() error {
+		over := k.isOver() // asked first: it may end while we look
 		s, silent, ok := k.now(since)
 		switch {
 		case !ok:
@@ -140,7 +141,7 @@ func (k *Held) Expect(want string) error {
 		if ok && slices.Contains(strings.Split(want, "|"), have) {
 			return nil
 		}
-		if k.isOver() {
+		if over {
 			return Final(fmt.Errorf("ended: %s (%v)", have, s.err))
 		}
 		return fmt.Errorf("is answered by %s", have)
