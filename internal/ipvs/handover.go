@@ -79,7 +79,7 @@ func giveUp(ctx context.Context, env dataplane.Env, k kernel) error {
 		}
 		c, err := shape(ctx, k, f)
 		if err == nil && c != nil && !table.IsGivenUp(c) {
-			err = k.tables.Commit(ctx, table.GiveUp(f, env.MasqueradeBit, c))
+			err = table.GiveUp(ctx, k.tables, f, env.MasqueradeBit, c)
 		}
 		errs = append(errs, err)
 	}
