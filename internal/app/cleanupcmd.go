@@ -102,11 +102,11 @@ func cleanup(ctx context.Context, c *config.Config, log *slog.Logger, which clea
 			errs = append(errs, fmt.Errorf("remove the objects of mode %s: %w", m.Name, err))
 		}
 	}
-	if err := errors.Join(errs...); errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("clean up: CAP_NET_ADMIN is missing; run as root: %w", errs[0])
+	if i := slices.IndexFunc(errs, func(err error) bool { return errors.Is(err, fs.ErrPermission) }); i >= 0 {
+		return fmt.Errorf("clean up: CAP_NET_ADMIN is missing; run as root: %w", errs[i])
 	}
 	if unfit != "" {
-		errs = append(errs, errors.New("everything was removed, but "+unfit+", then clean up again"))
+		errs = append(errs, errors.New("what is removed comes back: "+unfit+", then clean up again"))
 	}
 	return errors.Join(errs...)
 }

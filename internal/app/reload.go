@@ -52,6 +52,7 @@ func (l *liveConfig) getStatus() configStatus {
 	return l.status
 }
 
+// reject remembers why the file cannot be used.
 func (l *liveConfig) reject(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -27,7 +27,8 @@ func relayOptions(c *config.Config) relay.Options {
 	return relay.Options{
 		ConnectTimeouts: u.ConnectTimeouts,
 		Ejection:        relay.Ejection{Failures: u.EjectAfter, For: u.EjectFor},
-		UDPTimeout:      u.UDPTimeout, Quarters: 3, // the last is for node ports on loopback
+		UDPTimeout:      u.UDPTimeout,
+		Quarters:        3, // the last is for node ports on loopback
 	}
 }
 

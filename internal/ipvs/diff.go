@@ -6,7 +6,6 @@ import (
 
 	"github.com/svcproxy/svcproxy/internal/ipvs/dryrun"
 	"github.com/svcproxy/svcproxy/internal/ipvs/remark"
-
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 )

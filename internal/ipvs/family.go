@@ -10,13 +10,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svcproxy/svcproxy/internal/ipvs/fronts"
-	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
-	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
-
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/delta"
+	"github.com/svcproxy/svcproxy/internal/ipvs/fronts"
+	"github.com/svcproxy/svcproxy/internal/ipvs/hostfilter"
 	"github.com/svcproxy/svcproxy/internal/ipvs/remark"
+	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/host"

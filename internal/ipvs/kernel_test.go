@@ -5,19 +5,16 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/svcproxy/svcproxy/internal/dataplane"
 	"github.com/svcproxy/svcproxy/internal/ipvs/scheduler"
 	"github.com/svcproxy/svcproxy/internal/ipvs/table"
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/host"
@@ -26,19 +23,6 @@ import (
 	nftkernel "github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
 )
-
-// inNamespace makes the test run in a network namespace of its own.
-func inNamespace(t *testing.T) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root to make a network namespace")
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
-	run(t, "ip", "link", "set", "lo", "up")
-}
 
 func run(t *testing.T, args ...string) string {
 	t.Helper()
@@ -65,7 +49,7 @@ func contents(t *testing.T, tables nft.Tables, f plan.Family) string {
 // The kernel takes the table as the one in memory does, through changes and restarts,
 // and the program nft can list it.
 func TestKernelTakesTheTable(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	k := &nftkernel.Tables{}
 	t.Cleanup(func() { _ = k.Close() })
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -105,7 +89,7 @@ func TestKernelTakesTheTable(t *testing.T) {
 // onKernel returns the running kernel, if it has ip_vs.
 func onKernel(t *testing.T) kernel {
 	t.Helper()
-	inNamespace(t)
+	nstest.Enter(t)
 	k := newKernel()
 	t.Cleanup(func() { _ = k.close() })
 	if err := k.servers.Probe(context.Background(), ipvs.IPv4, scheduler.Default); errors.Is(err, ipvs.ErrMissing) {
@@ -204,7 +188,7 @@ func TestKernelEndsLikeTheFake(t *testing.T) {
 
 // The kernel gives a table up and takes it back as the one in memory does.
 func TestKernelHandOver(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	k := &nftkernel.Tables{}
 	t.Cleanup(func() { _ = k.Close() })
 	r, p := inUse(t)

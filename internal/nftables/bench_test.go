@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -81,13 +81,7 @@ func bigService(n, endpoints, version int) *plan.ServicePort {
 
 func benchNamespace(b *testing.B) *timedTables {
 	b.Helper()
-	if os.Getuid() != 0 {
-		b.Skip("needs root to make a network namespace")
-	}
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		b.Fatal(err)
-	}
+	nstest.Enter(b)
 	k := &kernel.Tables{}
 	b.Cleanup(func() { _ = k.Close() })
 	return &timedTables{Tables: k}

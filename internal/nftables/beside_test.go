@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -66,7 +67,7 @@ func edit(rng *rand.Rand, k nft.Tables, table nft.Table, core map[string]*nft.Se
 // Another program edits the table while Services change. Whatever it hits, between
 // whichever commits, the end is that of a fresh start.
 func TestKernelEditsBesideChanges(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	k := newKernel(t)
 	b := newBackend(testEnv(plan.IPv4), k)
 	const services = 200

@@ -15,24 +15,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 )
-
-// inNamespace makes the test run in a network namespace of its own.
-func inNamespace(t *testing.T) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root to make a network namespace")
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
-}
 
 func newKernel(t *testing.T) *kernel.Tables {
 	t.Helper()
@@ -46,7 +35,7 @@ func newKernel(t *testing.T) *kernel.Tables {
 }
 
 func TestKernelIsSupported(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	for _, f := range plan.Families {
 		if err := Supports(context.Background(), f); err != nil {
 			t.Error(err)
@@ -69,7 +58,7 @@ func listing(t *testing.T) string {
 
 // The kernel takes the same steps as the fake, ends like it, and nft can list it.
 func TestKernelEndStateDoesNotDependOnThePath(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	k := newKernel(t)
 	lossy := &lossyTables{Tables: k}
 	walkPlans(t, lossy, 11, 60, func(yes bool) { lossy.lose = yes }, func() nft.Tables { return &fake.Tables{} })
@@ -104,7 +93,7 @@ func (c *countingTables) Commit(ctx context.Context, ops []nft.Op) error {
 }
 
 func TestKernelRestartWritesNothing(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	rng := rand.New(rand.NewPCG(3, 3))
 	p := plantest.RandomPlan(rng, nil, plan.Families[:]...)
 	for range 40 {
@@ -128,7 +117,7 @@ func TestKernelRestartWritesNothing(t *testing.T) {
 
 // What is large in one dimension fits: endpoints of a Service, node ports, source ranges.
 func TestKernelTakesLargeObjects(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	k := &countingTables{Tables: newKernel(t)}
 	p := webPlan(0, 1)
 	web := *p.Services[onlyID(p)]
@@ -172,7 +161,7 @@ func TestKernelTakesLargeObjects(t *testing.T) {
 
 // Others' changes are told, with who made them; ours are not.
 func TestKernelTellsOfOthers(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	k := newKernel(t)
 	b := newBackend(testEnv(plan.IPv4), k)
 	mustApply(t, b, plan.Update{Plan: webPlan(time.Hour, 1)})
@@ -233,7 +222,7 @@ func TestKernelTellsOfOthers(t *testing.T) {
 // Thousands of clients keep their endpoints over a restart; those of an endpoint that
 // goes lose it at once, and nobody else does.
 func TestKernelRestartKeepsClients(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	k := &countingTables{Tables: newKernel(t)}
 	p := webPlan(time.Hour, 1, 2)
 	b := newBackend(testEnv(plan.IPv4), k)

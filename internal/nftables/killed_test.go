@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
@@ -50,7 +51,7 @@ func TestKernelKilledDuringTheStart(t *testing.T) {
 	const services, kills = 3000, 5
 	for name, old := range map[string]bool{"nothing before": false, "beside another layout": true} {
 		t.Run(name, func(t *testing.T) {
-			inNamespace(t)
+			nstest.Enter(t)
 			k := newKernel(t)
 			before := owned.Tables(plan.IPv4)[0]
 			if old {

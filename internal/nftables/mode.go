@@ -51,8 +51,8 @@ type backend struct {
 	families []*family
 	begun    bool
 	others   uint32        // nft.Tables.Others when the first Apply began
-	looks    sync.Once     // closes complete
-	complete chan struct{} // closed when a whole plan was tried for the first time
+	tried    bool          // a whole plan
+	complete chan struct{} // closed when tried
 
 	told    sync.Mutex // guards foreign
 	foreign []nft.Event
@@ -81,8 +81,9 @@ func (b *backend) Apply(ctx context.Context, u plan.Update) error {
 	for _, f := range b.families {
 		errs = append(errs, f.apply(ctx, u))
 	}
-	if !u.Partial {
-		b.looks.Do(func() { close(b.complete) })
+	if !u.Partial && !b.tried {
+		b.tried = true
+		close(b.complete)
 	}
 	return errors.Join(errs...)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
@@ -17,7 +18,7 @@ import (
 func TestServicesThatComeAndGoLeaveNothing(t *testing.T) { comeAndGo(t, &fake.Tables{}, 20, 30) }
 
 func TestKernelServicesThatComeAndGoLeaveNothing(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	comeAndGo(t, newKernel(t), 5, 300)
 }
 

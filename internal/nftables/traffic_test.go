@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/svcproxy/svcproxy/internal/lab"
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/nftables/owned"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/plan/plantest"
@@ -255,7 +256,7 @@ func foreignDump(t *testing.T) []byte {
 // tables of others do not disturb us, whatever is in them, and stay as they are
 // to the byte. The table is made by whichever nft is installed.
 func TestKernelLeavesForeignTables(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	if out, err := exec.Command("nft", foreignTable).CombinedOutput(); err != nil {
 		t.Fatalf("nft: %v\n%s", err, out)
 	}

@@ -2,14 +2,11 @@ package hostfilter
 
 import (
 	"context"
-	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/kernel"
 )
@@ -26,13 +23,8 @@ func run(t *testing.T, args ...string) string {
 // In both stores of a real host the filter is opened only where it is there, keeps its
 // policies and rules, and is as before after clean-up.
 func TestKernelHostFilter(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to make a network namespace")
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
+	t.Helper()
+	nstest.Enter(t)
 	ctx := context.Background()
 	tables := &kernel.Tables{}
 	t.Cleanup(func() { _ = tables.Close() })

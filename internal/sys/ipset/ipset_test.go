@@ -2,25 +2,18 @@ package ipset
 
 import (
 	"errors"
-	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 )
 
 // The kernel and the fake destroy what is there, know what is not, and refuse what is
 // in use.
 func TestKernelDestroy(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to make a network namespace")
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
+	t.Helper()
+	nstest.Enter(t)
 	for _, args := range [][]string{
 		{"ipset", "create", "plain", "hash:ip"}, {"ipset", "create", "inner", "hash:ip"}, {"ipset", "create", "outer", "list:set"}, {"ipset", "add", "outer", "inner"},
 		{"ipset", "create", "ports", "bitmap:port", "range", "0-65535"}, {"ipset", "add", "ports", "31080"}, {"ipset", "add", "ports", "32000"},

@@ -14,26 +14,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-)
 
-// inNamespace moves the test into a network namespace of its own, with lo up.
-func inNamespace(t *testing.T) {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root to make a network namespace")
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.LinkSetUp(lo)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
+)
 
 func entries() []Entry {
 	return []Entry{
@@ -52,7 +35,7 @@ func entries() []Entry {
 
 // Kernel and fake list the same after the same calls.
 func TestFakeIsHonest(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	ctx := context.Background()
 	both := []Routing{Kernel{}, &Fake{}}
 	all := entries()
@@ -111,7 +94,7 @@ func sameEntries(a, b []Entry) bool {
 
 // A socket can be bound to an address of a local prefix that no interface has.
 func TestAddressesOfALocalPrefixAreOwn(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	if err := (Kernel{}).Add(context.Background(), entries()[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +111,7 @@ func TestAddressesOfALocalPrefixAreOwn(t *testing.T) {
 }
 
 func TestForeignRoutesAreNotOurs(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	r, err := Entry{Local: netip.MustParsePrefix("192.0.2.7/32"), Table: LocalTable}.route()
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +138,7 @@ func inside(ns *os.File, f func() error) error {
 // Whoever deletes something of ours is noticed, but for routes with a source, which
 // nothing depends on.
 func TestWatch(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	ns, err := os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +179,7 @@ func TestWatch(t *testing.T) {
 // A route with a source takes the place of the kernel's own, so that new connections of
 // the host begin elsewhere while those that began at the address go on.
 func TestSource(t *testing.T) {
-	inNamespace(t)
+	nstest.Enter(t)
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)

@@ -107,12 +107,13 @@ func uses(sp *plan.ServicePort, pool plan.Pool) bool {
 	})
 }
 
-// common are the endpoints of now that were there before.
+// common are the endpoints of now that were there before. Pools are sorted.
 func common(before, now []plan.Endpoint) []plan.Endpoint {
 	var out []plan.Endpoint
-	for _, ep := range now {
-		if slices.ContainsFunc(before, func(b plan.Endpoint) bool { return b.Addr == ep.Addr }) {
-			out = append(out, ep)
+	for _, was := range before {
+		at, found := slices.BinarySearchFunc(now, was.Addr, func(e plan.Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) })
+		if found {
+			out = append(out, now[at])
 		}
 	}
 	return out

@@ -7,14 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/plan"
 	"github.com/svcproxy/svcproxy/internal/relay"
 	"github.com/svcproxy/svcproxy/internal/sys/route"
@@ -24,25 +21,10 @@ import (
 // addresses are the host's.
 func newRelay(t *testing.T) *relay.Relay {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root to make a network namespace")
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.LinkSetUp(lo)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.Enter(t)
 	ctx := context.Background()
-	for _, p := range []string{DefaultBlocks().V4.String()} {
-		if err := (route.Kernel{}).Add(ctx, route.Entry{Local: netip.MustParsePrefix(p), Table: route.LocalTable}); err != nil {
-			t.Fatal(err)
-		}
+	if err := (route.Kernel{}).Add(ctx, route.Entry{Local: DefaultBlocks().V4, Table: route.LocalTable}); err != nil {
+		t.Fatal(err)
 	}
 	r := relay.New(relay.Options{})
 	if err := r.Start(); err != nil {

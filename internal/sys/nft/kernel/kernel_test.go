@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/svcproxy/svcproxy/internal/lab/nstest"
 	"github.com/svcproxy/svcproxy/internal/sys/nft"
 	"github.com/svcproxy/svcproxy/internal/sys/nft/fake"
 )
@@ -23,13 +22,7 @@ import (
 // inNamespace makes the test run in a network namespace of its own.
 func inNamespace(t *testing.T) *Tables {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root to make a network namespace")
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
+	nstest.Enter(t)
 	k := &Tables{}
 	t.Cleanup(func() {
 		if err := k.Close(); err != nil {
