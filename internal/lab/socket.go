@@ -134,13 +134,13 @@ type Dialing struct {
 	SourcePort uint16     // 0: the kernel chooses
 }
 
-// bind waits for a moment if the address is in use: a socket that was just closed lives
-// on in a program that is being started until that begins to run.
-func bind(fd int, a netip.AddrPort) error {
+// whileTaken tries again for a moment if the source port is in use: a socket that was
+// just closed lives on in a program that is being started until that begins to run.
+func whileTaken(try func() error) error {
 	const tries = 100
 	for i := 0; ; i++ {
-		err := unix.Bind(fd, kernelSockaddr(a))
-		if !errors.Is(err, unix.EADDRINUSE) || i == tries {
+		err := try()
+		if !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL) || i == tries {
 			return err
 		}
 		time.Sleep(time.Millisecond)
@@ -162,11 +162,17 @@ func (h *Host) connect(ctx context.Context, d Dialing) (*socket, error) {
 					from = netip.IPv6Unspecified()
 				}
 			}
-			if err := bind(fd, netip.AddrPortFrom(from, d.SourcePort)); err != nil {
+			at := kernelSockaddr(netip.AddrPortFrom(from, d.SourcePort))
+			if err := whileTaken(func() error { return unix.Bind(fd, at) }); err != nil {
 				return fmt.Errorf("bind to source port %d: %w", d.SourcePort, err)
 			}
 		}
-		err = unix.Connect(fd, kernelSockaddr(d.To))
+		connect := func() error { return unix.Connect(fd, kernelSockaddr(d.To)) }
+		if d.SourcePort != 0 {
+			err = whileTaken(connect)
+		} else {
+			err = connect()
+		}
 		if errors.Is(err, unix.EINPROGRESS) {
 			return nil
 		}
